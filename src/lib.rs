@@ -1,1 +1,14 @@
+//! lathe: a declarative rule engine that turns a Hugging Face model folder into one that runs
+//! well on MLX, and the runtime that runs it.
+//!
+//! Data flows through the rooms in one direction: [`read`] → [`classify`] → [`plan`] → write →
+//! store. See each room's own words.
 
+pub mod classify;
+pub mod cli;
+pub mod dtype;
+pub mod fault;
+pub mod format;
+pub mod plan;
+pub mod policy;
+pub mod read;

@@ -1,0 +1,61 @@
+//! The command line: arguments in, text and exit codes out. One file per subcommand; no logic
+//! beyond arguments and printing.
+
+mod ui;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::fault::{Code, Faults};
+
+/// Turn a Hugging Face model into a small, fast and correct one for MLX, by rules you can read.
+#[derive(Parser)]
+#[command(name = "lathe", version, propagate_version = true, max_term_width = 100)]
+#[command(arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Runs the program. Exit codes: 0 done, 1 the job failed, 2 wrong usage, 130 interrupted.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => ui::fail(&failure),
+    }
+}
+
+fn run(command: Command) -> Result<(), ui::Failure> {
+    match command {
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "lathe", &mut std::io::stdout());
+            Ok(())
+        }
+    }
+}
+
+/// The exit code that faults end with.
+fn exit_code(faults: &Faults) -> u8 {
+    match faults.0.first().map(|fault| fault.code) {
+        Some(Code::Usage) => 2,
+        Some(Code::Interrupted) => 130,
+        _ => 1,
+    }
+}

@@ -1,0 +1,351 @@
+//! plan: Inventory, weights and policy in, a [`Plan`] out. A pure function.
+//!
+//! The plan says for every output tensor where it comes from, what is done to it, which format
+//! it gets and which rule decided. Writing decides nothing any more.
+
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::dtype::Dtype;
+use crate::fault::Warning;
+
+/// Version of the plan's JSON form; changes when a reader of the old form would misread it.
+pub const VERSION: u32 = 1;
+
+/// Everything that `create` will do, decided.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The model's folder.
+    pub source: Source,
+    /// The draft's folder, when a draft comes with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<Source>,
+    /// What was asked for.
+    pub request: Request,
+    /// The tensor blobs, in the order in which they are written to the manifest.
+    pub blobs: Vec<Blob>,
+    /// The files that are copied as they are.
+    pub files: Vec<File>,
+    /// What the manifest's config blob will say.
+    pub manifest: Manifest,
+    /// Sums.
+    pub totals: Totals,
+    /// What the user should know.
+    pub warnings: Vec<Warning>,
+}
+
+/// A folder that the plan was made from.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Source {
+    /// The folder, as given.
+    pub dir: String,
+    /// The architecture, as the config names it.
+    pub architecture: String,
+    /// Name of the policy that decided.
+    pub policy: String,
+    /// Digest of the headers; a plan is refused for a folder with another.
+    pub digest: String,
+}
+
+/// What was asked for.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Request {
+    /// Format asked for (`--quantize`), in its canonical name; null when none was.
+    pub format: Option<String>,
+    /// Format asked for the draft (`--quantize-draft`).
+    #[serde(default)]
+    pub draft_format: Option<String>,
+    /// Whether quantized weights may be quantized again (`--requantize`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub requantize: bool,
+}
+
+/// One safetensors blob of the store.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Blob {
+    /// Name in the manifest: the tensor's, or the expert group's.
+    pub name: String,
+    /// Media type in the manifest.
+    pub media_type: String,
+    /// The blob's `__metadata__`.
+    pub metadata: IndexMap<String, String>,
+    /// The tensors in it, in the order of its header.
+    pub tensors: Vec<Tensor>,
+}
+
+/// One output tensor. With `quantize` among its operations it becomes `name`, `name.scale` and,
+/// as the format has it, `name.bias`.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Tensor {
+    /// Output name.
+    pub name: String,
+    /// Source tensors, in the order in which the operations take them.
+    pub sources: Vec<SourceTensor>,
+    /// What is done to them, first to last.
+    pub ops: Vec<Op>,
+    /// Format of the result, also of a kept quantized layout; null at source precision.
+    pub format: Option<String>,
+    /// dtype before quantization.
+    pub dtype: Dtype,
+    /// Shape before quantization.
+    pub shape: Vec<u64>,
+    /// Bytes written for it, scales and biases included.
+    pub bytes: u64,
+    /// The producer's layout it was recognised by.
+    pub layout: Arc<str>,
+    /// The rule that decided.
+    pub rule: Arc<RuleRef>,
+}
+
+impl Tensor {
+    /// Bytes read for it.
+    pub fn bytes_in(&self) -> u64 {
+        self.sources.iter().map(SourceTensor::bytes).sum()
+    }
+
+    /// Elements before quantization.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+}
+
+/// A tensor of a source folder.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SourceTensor {
+    /// Its name there.
+    pub name: String,
+    /// The shard it is in.
+    pub file: Arc<str>,
+    /// Its dtype there.
+    pub dtype: Dtype,
+    /// Its shape there.
+    pub shape: Vec<u64>,
+    /// Whether it is in the draft's folder.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub draft: bool,
+}
+
+impl SourceTensor {
+    /// Size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.shape.iter().product::<u64>() * self.dtype.bytes()
+    }
+}
+
+/// One small step of arithmetic or relabelling; a tensor's steps compose left to right.
+///
+/// Steps work on a list of arrays: the sources to begin with. `stack` turns `count` runs of k
+/// arrays into k stacked ones; the decoders turn a weight and its companions into one array.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "op", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Op {
+    /// The bytes as they are.
+    Copy,
+    /// The same bytes under another dtype and shape.
+    Relabel {
+        /// New dtype.
+        dtype: Dtype,
+        /// New shape.
+        shape: Vec<u64>,
+    },
+    /// Stacks equal arrays on a new first axis; arrays of one element become a vector.
+    Stack {
+        /// How many arrays make one: the first axis of the result.
+        count: u64,
+    },
+    /// Takes one of `parts` equal slices along `axis`.
+    Split {
+        /// Axis to slice.
+        axis: u32,
+        /// How many slices there are.
+        parts: u32,
+        /// Which one is taken, from 0.
+        index: u32,
+    },
+    /// Permutes the axes.
+    Transpose {
+        /// New order of the axes.
+        axes: Vec<u32>,
+    },
+    /// One number as F32, of shape `[]`.
+    Scalar,
+    /// 1/x, in F32.
+    Reciprocal,
+    /// Decodes F8_E4M3 with its scales, in F32, rounded once to BF16.
+    DecodeFp8 {
+        /// Rows and columns that share a scale; 0 means all of them.
+        block: [u64; 2],
+    },
+    /// Unpacks integers of a producer's layout and decodes them to BF16.
+    UnpackInt {
+        /// How they are packed.
+        packing: IntPacking,
+    },
+    /// Re-expresses packed integers as MLX affine `.weight`, `.scale` or `.bias`, exactly.
+    AffineInt {
+        /// How they are packed.
+        packing: IntPacking,
+        /// Which of the three is made.
+        part: AffinePart,
+    },
+    /// Decodes a kept format of `formats.toml` to BF16 (for `--requantize`).
+    Dequantize {
+        /// The format it is in.
+        format: String,
+    },
+    /// Converts to another dtype.
+    Cast {
+        /// New dtype.
+        dtype: Dtype,
+    },
+    /// Quantizes the last axis.
+    Quantize {
+        /// A name of `formats.toml`.
+        format: String,
+    },
+}
+
+/// How a producer packs small integers, and how values come from them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct IntPacking {
+    /// Whose layout.
+    pub order: IntOrder,
+    /// Bits of one integer.
+    pub bits: u32,
+    /// Inputs that share a scale.
+    pub group: u64,
+    /// Whether zero points are stored (else the middle of the range is zero).
+    pub zero_points: bool,
+}
+
+/// Orders in which producers pack integers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum IntOrder {
+    /// compressed-tensors: I32 `[out, in/8]`, low nibble first, offset binary.
+    CompressedTensors,
+    /// AWQ (gemm): I32 `[in, out/8]`, order 0 4 1 5 2 6 3 7 along outputs.
+    Awq,
+    /// GPTQ: I32 `[in/8, out]` along inputs, zero points stored minus one.
+    Gptq,
+    /// ModelOpt: U8 `[out/2, in]`.
+    ModelOpt,
+    /// Plain I8, one byte each.
+    Bytes,
+}
+
+/// The three tensors of an affine weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum AffinePart {
+    /// Packed integers, U32.
+    Weight,
+    /// Scales.
+    Scale,
+    /// Biases: -scale * zero point.
+    Bias,
+}
+
+/// The rule that decided about a tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RuleRef {
+    /// The rule's id, unique in its file.
+    pub id: String,
+    /// The policy file.
+    pub file: String,
+    /// Line of the rule in it, from 1; 0 for lathe's own (built-in) decisions.
+    pub line: usize,
+    /// Why, in the words of the policy's author.
+    pub because: String,
+}
+
+/// A file of the folder that becomes a blob as it is.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    /// Name in the manifest (`tokenizer.json`, `draft/config.json`).
+    pub name: String,
+    /// Name in the folder.
+    pub source: String,
+    /// Media type in the manifest.
+    pub media_type: String,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Whether it is in the draft's folder.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub draft: bool,
+}
+
+/// What the manifest's config blob says about the model.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// `completion`, `tools`, `thinking`, `vision`, `audio`.
+    pub capabilities: Vec<String>,
+    /// Parser of the model's answers.
+    pub parser: Option<String>,
+    /// Renderer of conversations.
+    pub renderer: Option<String>,
+    /// Least version of the runtime.
+    pub requires: Option<String>,
+    /// The format asked for or kept; `mixed` where kept layouts differ; empty for none.
+    pub file_type: String,
+    /// The draft that comes with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<Draft>,
+}
+
+/// What the config blob says about a draft.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Draft {
+    /// `safetensors`.
+    pub model_format: String,
+    /// The draft's architecture.
+    pub architecture: String,
+    /// What its tensors' names begin with: `draft.`.
+    pub tensor_prefix: String,
+    /// Its config among the manifest's files: `draft/config.json`.
+    pub config: String,
+}
+
+/// Sums over a plan.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Totals {
+    /// Output tensors.
+    pub tensors: u64,
+    /// Bytes of source tensors.
+    pub bytes_in: u64,
+    /// Bytes of output tensors.
+    pub bytes_out: u64,
+    /// Output bits per element, over all tensors.
+    pub bits_per_weight: f64,
+    /// By format (`source` for what stays as it is).
+    pub by_format: IndexMap<String, FormatTotal>,
+}
+
+/// One row of the histogram of formats.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FormatTotal {
+    /// Output tensors.
+    pub tensors: u64,
+    /// Elements in them, before quantization.
+    pub elements: u64,
+    /// Bytes written.
+    pub bytes: u64,
+}

@@ -1,0 +1,1 @@
+//! policy: files of rules in, a compiled [`Policy`] out.
