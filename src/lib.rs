@@ -12,3 +12,4 @@ pub mod format;
 pub mod plan;
 pub mod policy;
 pub mod read;
+pub mod schema;

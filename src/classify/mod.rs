@@ -79,3 +79,26 @@ pub struct Classified {
     /// Config claims that the evidence contradicts, strays that were dropped.
     pub warnings: Vec<Warning>,
 }
+
+/// Classifies every tensor of a folder.
+///
+/// # Errors
+/// Dtypes that no layout has.
+pub fn classify(inventory: &crate::read::Inventory) -> Result<Classified, crate::fault::Faults> {
+    let layout: Arc<str> = "float".into();
+    let weights = inventory.tensors.iter().enumerate().map(|(index, tensor)| Weight {
+        name: tensor.name.clone(),
+        layout: layout.clone(),
+        producer: None,
+        dtype: tensor.dtype,
+        shape: tensor.shape.clone(),
+        kind: WeightKind::Plain(Part {
+            suffix: "",
+            sources: vec![index as u32],
+            ops: vec![Op::Copy],
+            dtype: tensor.dtype,
+            shape: tensor.shape.clone(),
+        }),
+    });
+    Ok(Classified { weights: weights.collect(), warnings: Vec::new() })
+}

@@ -87,4 +87,3 @@ pub fn print_json(value: &impl Serialize) {
         let _ = writeln!(out);
     }
 }
-

@@ -3,6 +3,9 @@
 //! The plan says for every output tensor where it comes from, what is done to it, which format
 //! it gets and which rule decided. Writing decides nothing any more.
 
+mod make;
+pub mod render;
+
 use std::sync::Arc;
 
 use indexmap::IndexMap;
@@ -11,6 +14,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::dtype::Dtype;
 use crate::fault::Warning;
+
+pub use make::{
+    DRAFT_PREFIX, FILE_MEDIA, JSON_MEDIA, Options, Overrides, Stock, TENSOR_MEDIA, architecture,
+    plan,
+};
 
 /// Version of the plan's JSON form; changes when a reader of the old form would misread it.
 pub const VERSION: u32 = 1;
@@ -38,6 +46,32 @@ pub struct Plan {
     pub totals: Totals,
     /// What the user should know.
     pub warnings: Vec<Warning>,
+    /// What the policy's author should know: rules that decided nothing, tensors that only a
+    /// catch-all reached.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<Warning>,
+}
+
+impl Plan {
+    /// All output tensors.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.blobs.iter().flat_map(|blob| &blob.tensors)
+    }
+
+    /// Warns of formats that Ollama cannot read.
+    fn warn_of_ollama(&mut self) {
+        let formats = crate::format::Formats::built_in();
+        let names = self.totals.by_format.keys();
+        let foreign: Vec<&str> = names
+            .filter(|name| formats.get(name).is_some_and(|format| !format.ollama))
+            .map(String::as_str)
+            .collect();
+        if !foreign.is_empty() {
+            let message =
+                format!("Ollama cannot read {}; lathe and mlx-lm can", foreign.join(", "));
+            self.warnings.push(Warning::new(crate::fault::Code::OllamaCannotRead, message));
+        }
+    }
 }
 
 /// A folder that the plan was made from.
@@ -214,6 +248,16 @@ pub enum Op {
         /// A name of `formats.toml`.
         format: String,
     },
+}
+
+impl Op {
+    /// The format that the operation quantizes to, when it does.
+    pub fn quantizes(&self) -> Option<&str> {
+        match self {
+            Op::Quantize { format } => Some(format),
+            _ => None,
+        }
+    }
 }
 
 /// How a producer packs small integers, and how values come from them.

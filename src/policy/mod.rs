@@ -1,1 +1,19 @@
-//! policy: files of rules in, a compiled [`Policy`] out.
+//! policy: files of rules in, a compiled [`Policy`] out, and from it a [`Decider`] for one model.
+//!
+//! What leaves this room is a decision for each tensor: a format, the rule that chose it, and on
+//! demand how every other rule fared. It knows names, shapes and configs; never weights.
+
+pub mod compile;
+pub mod decide;
+pub mod expr;
+pub mod file;
+pub mod library;
+pub mod parsers;
+pub mod pattern;
+pub mod schedule;
+pub mod text;
+
+pub use compile::Policy;
+pub use decide::{Decider, Decision, Model, lookup};
+pub use file::Role;
+pub use library::Library;

@@ -39,7 +39,7 @@ pub struct Inventory {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
     /// File name, relative to the folder.
-    pub name: String,
+    pub name: std::sync::Arc<str>,
     /// Size in bytes.
     pub size: u64,
     /// Modification time, to notice a source that changes while it is read; `None` for an

@@ -1,0 +1,832 @@
+//! Making a plan: each weight's decision becomes output tensors, grouped into blobs.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+
+use super::{
+    Blob, Draft, File, Manifest, Op, Plan, Request, RuleRef, Source, SourceTensor, Tensor, VERSION,
+};
+use crate::classify::{Classified, Part, Weight, WeightKind};
+use crate::dtype::Dtype;
+use crate::fault::{Code, Fault, Faults, Warning};
+use crate::format::{Format, Formats, SOURCE};
+use crate::policy::compile::{CompiledRule, Section};
+use crate::policy::{Decider, Decision, Model, Policy, Role, lookup};
+use crate::read::Inventory;
+
+/// Media type of a blob of tensors.
+pub const TENSOR_MEDIA: &str = "application/vnd.ollama.image.tensor";
+/// Media type of a JSON file of the folder.
+pub const JSON_MEDIA: &str = "application/vnd.ollama.image.json";
+/// Media type of another file that the runtime needs.
+pub const FILE_MEDIA: &str = "application/vnd.lathe.image.file";
+/// What the names of a draft's tensors begin with.
+pub const DRAFT_PREFIX: &str = "draft.";
+
+/// A model folder that has been read and classified, and the policy for it.
+#[derive(Clone, Copy)]
+pub struct Stock<'a> {
+    /// The folder.
+    pub inventory: &'a Inventory,
+    /// Its weights.
+    pub classified: &'a Classified,
+    /// The policy that decides.
+    pub policy: &'a Policy,
+}
+
+/// What a Modelfile says that wins over the policy.
+#[derive(Clone, Debug, Default)]
+pub struct Overrides {
+    /// `PARSER`.
+    pub parser: Option<String>,
+    /// `RENDERER`.
+    pub renderer: Option<String>,
+    /// `REQUIRES`.
+    pub requires: Option<String>,
+    /// Whether a `TEMPLATE` stands in for a chat template in the folder.
+    pub template: bool,
+}
+
+/// What a plan is made from besides the folders.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The formats asked for, as the user named them.
+    pub request: Request,
+    /// The Modelfile's words.
+    pub overrides: Overrides,
+    /// Whether notes (dead rules, catch-all) are faults.
+    pub strict: bool,
+}
+
+/// Plans a model, and the draft that comes with it.
+///
+/// # Errors
+/// All faults of all tensors at once: unknown formats, quantized weights that were asked to be
+/// quantized again, experts that do not stack, names that collide, uncovered tensors.
+pub fn plan(target: Stock, draft: Option<Stock>, options: &Options) -> Result<Plan, Faults> {
+    let mut faults = Faults::default();
+    let mut request = options.request.clone();
+    let format = requested(&mut request.format, &mut faults);
+    let draft_format = requested(&mut request.draft_format, &mut faults);
+    if !faults.0.is_empty() {
+        return Err(faults);
+    }
+
+    let architecture = architecture(&target.inventory.config)?;
+    let mut builder = Builder { request: request.clone(), ..Builder::default() };
+    let decided = builder.add(target, Role::Target, format, &mut faults);
+    let mut draft_source = None;
+    let mut draft_manifest = None;
+    if let Some(draft) = draft {
+        let architecture = self::architecture(&draft.inventory.config)?;
+        builder.add(draft, Role::Draft, draft_format, &mut faults);
+        draft_source = Some(source(&draft, &architecture));
+        draft_manifest = Some(Draft {
+            model_format: "safetensors".into(),
+            architecture,
+            tensor_prefix: DRAFT_PREFIX.into(),
+            config: "draft/config.json".into(),
+        });
+    }
+    let Some(facts) = decided else { return Err(faults) };
+    let mut manifest = facts;
+    if let Some(parser) = &options.overrides.parser {
+        manifest.parser = Some(parser.clone());
+    }
+    manifest.renderer = options.overrides.renderer.clone().or(manifest.renderer);
+    manifest.requires = options.overrides.requires.clone().or(manifest.requires);
+    manifest.draft = draft_manifest;
+    builder.check_names(&mut faults);
+    let Builder { blobs, files, warnings, notes, totals, .. } = builder;
+    if options.strict {
+        for note in &notes {
+            let code =
+                if note.code == Code::DeadRule.as_str() { Code::DeadRule } else { Code::CatchAll };
+            let fault = Fault::new(code, note.message.clone())
+                .help("mend the policy, or leave --strict away");
+            faults.push(match &note.tensor {
+                Some(tensor) => fault.on_tensor(tensor),
+                None => fault,
+            });
+        }
+    }
+    let mut plan = Plan {
+        version: VERSION,
+        source: source(&target, &architecture),
+        draft: draft_source,
+        request,
+        blobs,
+        files,
+        manifest,
+        totals,
+        warnings,
+        notes,
+    };
+    if target.inventory.chat_template.is_none() && !options.overrides.template {
+        plan.warnings.push(Warning::new(
+            Code::NoChatTemplate,
+            "no chat template found in the folder (chat_template.jinja, tokenizer_config.json); \
+             conversations will be sent as plain text",
+        ));
+    }
+    plan.warn_of_ollama();
+    faults.or(plan)
+}
+
+/// The format of a request; its name is made canonical. `source` and no request are `None`.
+fn requested(name: &mut Option<String>, faults: &mut Faults) -> Option<&'static Format> {
+    let given = name.as_ref()?;
+    if given.eq_ignore_ascii_case(SOURCE) {
+        *name = Some(SOURCE.into());
+        return None;
+    }
+    match Formats::built_in().resolve(given) {
+        Ok(format) => {
+            *name = Some(format.name.clone());
+            Some(format)
+        }
+        Err(fault) => {
+            faults.push(fault);
+            None
+        }
+    }
+}
+
+/// The architecture: `architectures[0]`, else `model_type`, else `text_config.model_type`.
+pub fn architecture(config: &serde_json::Value) -> Result<String, Fault> {
+    if !config.is_object() {
+        let message = "config.json is not an object";
+        return Err(Fault::new(Code::BadConfig, message).in_file("config.json"));
+    }
+    let first = lookup(config, "architectures").and_then(|list| list.get(0));
+    [first, lookup(config, "model_type"), lookup(config, "text_config.model_type")]
+        .into_iter()
+        .flatten()
+        .find_map(|value| value.as_str().filter(|name| !name.is_empty()))
+        .map(str::to_string)
+        .ok_or_else(|| {
+            Fault::new(Code::BadConfig, "config.json names neither architectures nor a model_type")
+                .in_file("config.json")
+                .help("add `\"architectures\": [\"…\"]` as the model's card has it")
+        })
+}
+
+fn source(stock: &Stock, architecture: &str) -> Source {
+    Source {
+        dir: stock.inventory.dir.display().to_string(),
+        architecture: architecture.to_string(),
+        policy: stock.policy.name.clone(),
+        digest: stock.inventory.digest.clone(),
+    }
+}
+
+/// Collects what the folders give.
+#[derive(Default)]
+struct Builder {
+    request: Request,
+    blobs: Vec<Blob>,
+    files: Vec<File>,
+    warnings: Vec<Warning>,
+    notes: Vec<Warning>,
+    totals: super::Totals,
+    /// Output name → where it came from.
+    names: HashMap<String, String>,
+    collisions: Vec<(String, String, String)>,
+}
+
+/// A weight, or several stacked, with the decision about it.
+struct Piece<'w> {
+    name: String,
+    /// Members in the order in which they are stacked; one for a weight that is not stacked.
+    members: Vec<&'w Weight>,
+    /// The expert group's blob.
+    group: Option<String>,
+    /// Why it is stacked.
+    stack: Option<Arc<RuleRef>>,
+}
+
+impl Builder {
+    /// Adds a folder's tensors and files. Gives what its manifest says of it.
+    fn add(
+        &mut self,
+        stock: Stock,
+        role: Role,
+        format: Option<&'static Format>,
+        faults: &mut Faults,
+    ) -> Option<Manifest> {
+        let Stock { inventory, classified, policy } = stock;
+        let model =
+            Model { config: &inventory.config, template: inventory.chat_template.as_deref(), role };
+        self.warnings.extend(inventory.warnings.iter().cloned());
+        self.warnings.extend(classified.warnings.iter().cloned());
+        let quantized_model =
+            classified.weights.iter().any(|weight| !matches!(weight.kind, WeightKind::Plain(_)));
+        let source_request = match role {
+            Role::Target => self.request.format.as_deref() == Some(SOURCE),
+            Role::Draft => self.request.draft_format.as_deref() == Some(SOURCE),
+        };
+
+        let mut deciders = Deciders::new(policy, model, format);
+        let plain = faults.absorb(Decider::new(policy, model, format))?;
+        let mut plain = plain;
+        let pieces = pieces(policy, &mut plain, &classified.weights, faults);
+        let mut reached: Vec<u64> = vec![0; policy.rules.len()];
+        let mut caught: Vec<String> = Vec::new();
+        let mut refused: BTreeMap<Arc<str>, (usize, String, Arc<str>)> = BTreeMap::new();
+        let mut requantized: BTreeMap<Arc<str>, (usize, String)> = BTreeMap::new();
+        let mut kept_formats: Vec<String> = Vec::new();
+        let mut groups: IndexMap<String, Vec<(Option<&'static Format>, Vec<Tensor>, u64)>> =
+            IndexMap::new();
+        let own = Own { inventory, role };
+
+        for piece in &pieces {
+            let first = piece.members[0];
+            let shape = piece.shape();
+            let output = output_name(&piece.name, role);
+            let wanted = match (&first.kind, format) {
+                (WeightKind::Decode { default, .. }, None) if !source_request => {
+                    Formats::built_in().get(default)
+                }
+                (_, format) => format,
+            };
+            let keep_bytes = match &first.kind {
+                WeightKind::Keep { .. } if format.is_some() && self.request.requantize => {
+                    let entry = requantized.entry(first.layout.clone());
+                    entry.or_insert_with(|| (0, output.clone())).0 += 1;
+                    false
+                }
+                WeightKind::Keep { format: kept, .. } if format.is_some() => {
+                    let entry = refused.entry(first.layout.clone());
+                    entry.or_insert_with(|| (0, output.clone(), kept.clone())).0 += 1;
+                    continue;
+                }
+                WeightKind::Keep { format: kept, .. } => {
+                    if !kept_formats.contains(&kept.to_string()) {
+                        kept_formats.push(kept.to_string());
+                    }
+                    true
+                }
+                _ => false,
+            };
+
+            let (chosen, tensors) = if keep_bytes {
+                let WeightKind::Keep { format: kept, parts, .. } = &first.kind else { continue };
+                let rule = reason(
+                    "kept",
+                    &format!("already {kept} ({}); its bytes are kept", first.layout),
+                );
+                let tensors =
+                    parts.iter().enumerate().map(|(n, _)| own.kept(piece, n, &output, &rule));
+                (Formats::built_in().get(kept), tensors.collect::<Vec<_>>())
+            } else {
+                let decision = match (&first.kind, wanted) {
+                    (_, None) => Ok(undecided(source_request)),
+                    (WeightKind::Plain(_), _) if quantized_model => Ok(producer_kept()),
+                    _ => deciders
+                        .get(wanted, faults)
+                        .map(|decider| decider.decide(&piece.name, &shape, first.dtype))
+                        .unwrap_or_else(|| Ok(undecided(false))),
+                };
+                let mut decision = match decision {
+                    Ok(decision) => decision,
+                    Err(fault) => {
+                        faults.push(fault);
+                        continue;
+                    }
+                };
+                if let Some(index) = decision.index {
+                    reached[index] += 1;
+                    if is_catch_all(&policy.rules[index], policy) && decision.format.is_some() {
+                        caught.push(output.clone());
+                    }
+                }
+                if decision.format.is_none()
+                    && let Some(stack) = &piece.stack
+                    && decision.index.is_none()
+                {
+                    decision.rule = stack.clone();
+                }
+                if let (WeightKind::Decode { .. }, Some(format)) = (&first.kind, decision.format)
+                    && !kept_formats.contains(&format.name)
+                    && self.request_of(role).is_none()
+                {
+                    kept_formats.push(format.name.clone());
+                }
+                (decision.format, vec![own.made(piece, &output, &shape, &decision)])
+            };
+
+            let elements = shape.iter().product();
+            self.count(chosen, &tensors, elements);
+            match &piece.group {
+                Some(group) => groups
+                    .entry(output_name(group, role))
+                    .or_default()
+                    .push((chosen, tensors, elements)),
+                None => self.push_blob(output.clone(), chosen, tensors),
+            }
+        }
+
+        for (group, members) in groups {
+            self.push_group(group, members);
+        }
+        for (layout, (count, tensor, kept)) in refused {
+            faults.push(
+                Fault::new(
+                    Code::AlreadyQuantized,
+                    format!("{count} weights are already {kept} (layout {layout}), first {tensor}"),
+                )
+                .on_tensor(tensor)
+                .help("leave --quantize away to keep them, or add --requantize to quantize them again, with loss"),
+            );
+        }
+        for (layout, (count, tensor)) in requantized {
+            let to = format.map_or(SOURCE, |format| &format.name);
+            self.warnings.push(
+                Warning::new(
+                    Code::Requantized,
+                    format!(
+                        "re-quantized: {count} weights of layout {layout} are decoded and \
+                         quantized again to {to}, so the error of both quantizations adds up"
+                    ),
+                )
+                .on_tensor(tensor),
+            );
+        }
+        self.note(policy, &reached, &caught, format.is_some());
+        self.add_files(inventory, role);
+
+        if role == Role::Draft {
+            return None;
+        }
+        self.manifest(&mut plain, format, source_request, kept_formats, faults)
+    }
+
+    fn request_of(&self, role: Role) -> Option<&String> {
+        match role {
+            Role::Target => self.request.format.as_ref(),
+            Role::Draft => self.request.draft_format.as_ref(),
+        }
+    }
+
+    fn manifest(
+        &self,
+        decider: &mut Decider,
+        format: Option<&Format>,
+        source_request: bool,
+        kept: Vec<String>,
+        faults: &mut Faults,
+    ) -> Option<Manifest> {
+        let file_type = match (format, source_request, kept.as_slice()) {
+            (Some(format), ..) => format.name.clone(),
+            (None, true, []) | (None, false, []) => String::new(),
+            (None, _, [one]) => one.clone(),
+            (None, ..) => "mixed".into(),
+        };
+        let parser = faults.absorb(decider.parser().map_err(Faults::from))?;
+        let renderer = faults.absorb(decider.renderer().map_err(Faults::from))?;
+        let capabilities = decider.capabilities(parser.as_deref()).map_err(Faults::from);
+        let capabilities = faults.absorb(capabilities)?;
+        let requires = decider.requires();
+        Some(Manifest { capabilities, parser, renderer, requires, file_type, draft: None })
+    }
+
+    /// One blob for a group whose tensors share a format, one for each tensor otherwise.
+    fn push_group(
+        &mut self,
+        name: String,
+        members: Vec<(Option<&'static Format>, Vec<Tensor>, u64)>,
+    ) {
+        let first = members[0].0.map(|format| &format.name);
+        if members.iter().all(|(format, ..)| format.map(|format| &format.name) == first) {
+            let format = members[0].0;
+            let tensors = members.into_iter().flat_map(|(_, tensors, _)| tensors).collect();
+            self.push_blob(name, format, tensors);
+        } else {
+            for (format, tensors, _) in members {
+                self.push_blob(tensors[0].name.clone(), format, tensors);
+            }
+        }
+    }
+
+    fn push_blob(&mut self, name: String, format: Option<&Format>, tensors: Vec<Tensor>) {
+        for tensor in &tensors {
+            self.claim(&tensor.name, &tensor.sources[0].name);
+            if let Some(format) = tensor.ops.iter().find_map(Op::quantizes) {
+                self.claim(&format!("{}.scale", tensor.name), &tensor.sources[0].name);
+                if Formats::built_in().get(format).is_some_and(Format::has_bias) {
+                    self.claim(&format!("{}.bias", tensor.name), &tensor.sources[0].name);
+                }
+            }
+        }
+        if tensors[0].name != name {
+            self.claim(&name, &tensors[0].sources[0].name);
+        }
+        let metadata = format.map(Format::metadata).unwrap_or_default();
+        self.blobs.push(Blob { name, media_type: TENSOR_MEDIA.into(), metadata, tensors });
+    }
+
+    /// Notes that `source` becomes (part of) the output `name`.
+    fn claim(&mut self, name: &str, source: &str) {
+        if let Some(other) = self.names.insert(name.to_string(), source.to_string()) {
+            self.collisions.push((name.to_string(), other, source.to_string()));
+        }
+    }
+
+    fn check_names(&mut self, faults: &mut Faults) {
+        for (name, one, other) in std::mem::take(&mut self.collisions) {
+            faults.push(
+                Fault::new(
+                    Code::NameCollision,
+                    format!("two outputs would be named {name}: from {one} and from {other}"),
+                )
+                .on_tensor(name)
+                .help("remove one of the two source tensors, or drop it with a rule"),
+            );
+        }
+    }
+
+    fn count(&mut self, format: Option<&Format>, tensors: &[Tensor], elements: u64) {
+        let row = format.map_or(SOURCE, |format| &format.name);
+        let row = self.totals.by_format.entry(row.to_string()).or_default();
+        row.tensors += 1;
+        row.elements += elements;
+        for tensor in tensors {
+            row.bytes += tensor.bytes;
+            self.totals.tensors += 1;
+            self.totals.bytes_in += tensor.bytes_in();
+            self.totals.bytes_out += tensor.bytes;
+        }
+        let elements: u64 = self.totals.by_format.values().map(|row| row.elements).sum();
+        self.totals.bits_per_weight = match elements {
+            0 => 0.0,
+            n => self.totals.bytes_out as f64 * 8.0 / n as f64,
+        };
+    }
+
+    /// Rules of the policy's own file that decided nothing, and what only a catch-all reached.
+    fn note(&mut self, policy: &Policy, reached: &[u64], caught: &[String], asked: bool) {
+        if !asked {
+            return;
+        }
+        for (rule, &count) in policy.rules.iter().zip(reached) {
+            if count == 0 && rule.file == 0 && rule.place.0 == Section::Tensors {
+                let RuleRef { id, file, line, .. } = &*rule.info;
+                self.notes.push(Warning::new(
+                    Code::DeadRule,
+                    format!("rule {id} ({file}:{line}) decided about no tensor of this model"),
+                ));
+            }
+        }
+        for tensor in caught {
+            self.notes.push(
+                Warning::new(Code::CatchAll, format!("only the catch-all rule reached {tensor}"))
+                    .on_tensor(tensor),
+            );
+        }
+    }
+
+    fn add_files(&mut self, inventory: &Inventory, role: Role) {
+        for file in &inventory.files {
+            let json = file.name.ends_with(".json");
+            self.files.push(File {
+                name: match role {
+                    Role::Target => file.name.clone(),
+                    Role::Draft => format!("draft/{}", file.name),
+                },
+                source: file.name.clone(),
+                media_type: if json { JSON_MEDIA } else { FILE_MEDIA }.into(),
+                bytes: file.size,
+                draft: role == Role::Draft,
+            });
+        }
+    }
+}
+
+impl Piece<'_> {
+    fn shape(&self) -> Vec<u64> {
+        let shape = &self.members[0].shape;
+        match self.group {
+            None => shape.clone(),
+            Some(_) => [&[self.members.len() as u64], shape.as_slice()].concat(),
+        }
+    }
+}
+
+/// Makes output tensors from the sources of one folder.
+struct Own<'a> {
+    inventory: &'a Inventory,
+    role: Role,
+}
+
+impl Own<'_> {
+    /// A tensor that is copied or decoded, and perhaps quantized.
+    fn made(&self, piece: &Piece, name: &str, shape: &[u64], decision: &Decision) -> Tensor {
+        let first = piece.members[0];
+        let part = |weight: &Weight| match &weight.kind {
+            WeightKind::Plain(part) => part.clone(),
+            WeightKind::Decode { decode, .. } | WeightKind::Keep { decode, .. } => decode.clone(),
+        };
+        let parts: Vec<Part> = piece.members.iter().map(|weight| part(weight)).collect();
+        let mut ops = self.ops(piece, &parts);
+        if let Some(format) = decision.format {
+            if first.dtype == Dtype::F64 {
+                ops.push(Op::Cast { dtype: Dtype::F32 });
+            }
+            ops.push(Op::Quantize { format: format.name.clone() });
+            ops.retain(|op| *op != Op::Copy);
+        }
+        Tensor {
+            name: name.to_string(),
+            sources: self.sources(&parts),
+            ops,
+            format: decision.format.map(|format| format.name.clone()),
+            dtype: first.dtype,
+            shape: shape.to_vec(),
+            bytes: match decision.format {
+                Some(format) => format.bytes(shape, quantized_from(first.dtype)),
+                None => shape.iter().product::<u64>() * first.dtype.bytes(),
+            },
+            layout: first.layout.clone(),
+            rule: decision.rule.clone(),
+        }
+    }
+
+    /// Part `n` of a weight whose bytes are kept.
+    fn kept(&self, piece: &Piece, n: usize, name: &str, rule: &Arc<RuleRef>) -> Tensor {
+        let parts: Vec<Part> = piece
+            .members
+            .iter()
+            .filter_map(|weight| match &weight.kind {
+                WeightKind::Keep { parts, .. } => parts.get(n).cloned(),
+                _ => None,
+            })
+            .collect();
+        let first = &parts[0];
+        let WeightKind::Keep { format, .. } = &piece.members[0].kind else {
+            unreachable!("only kept weights come here")
+        };
+        let count = piece.members.len() as u64;
+        let shape = match &piece.group {
+            None => first.shape.clone(),
+            // One number for each expert is a vector, whatever the shape of one number was.
+            Some(_) if first.shape.iter().product::<u64>() == 1 => vec![count],
+            Some(_) => [&[count], first.shape.as_slice()].concat(),
+        };
+        Tensor {
+            name: format!("{name}{}", first.suffix),
+            sources: self.sources(&parts),
+            ops: self.ops(piece, &parts),
+            format: Some(format.to_string()),
+            dtype: first.dtype,
+            bytes: shape.iter().product::<u64>() * first.dtype.bytes(),
+            shape,
+            layout: piece.members[0].layout.clone(),
+            rule: rule.clone(),
+        }
+    }
+
+    fn ops(&self, piece: &Piece, parts: &[Part]) -> Vec<Op> {
+        let mut ops = Vec::new();
+        if piece.group.is_some() {
+            ops.push(Op::Stack { count: parts.len() as u64 });
+            ops.extend(parts[0].ops.iter().filter(|op| **op != Op::Copy).map(|op| match op {
+                // A relabel of one expert becomes a relabel of the stack.
+                Op::Relabel { dtype, shape } => Op::Relabel {
+                    dtype: *dtype,
+                    shape: [&[parts.len() as u64], shape.as_slice()].concat(),
+                },
+                other => other.clone(),
+            }));
+            ops.retain(|op| *op != Op::Scalar);
+        } else {
+            ops.extend(parts[0].ops.iter().cloned());
+        }
+        ops
+    }
+
+    fn sources(&self, parts: &[Part]) -> Vec<SourceTensor> {
+        let of = |&index: &u32| {
+            let tensor = &self.inventory.tensors[index as usize];
+            SourceTensor {
+                name: tensor.name.clone(),
+                file: self.inventory.shards[tensor.shard as usize].name.clone(),
+                dtype: tensor.dtype,
+                shape: tensor.shape.clone(),
+                draft: self.role == Role::Draft,
+            }
+        };
+        parts.iter().flat_map(|part| part.sources.iter().map(of)).collect()
+    }
+}
+
+/// The dtype that quantizing starts from: MLX has no F64.
+fn quantized_from(dtype: Dtype) -> Dtype {
+    if dtype == Dtype::F64 { Dtype::F32 } else { dtype }
+}
+
+fn output_name(name: &str, role: Role) -> String {
+    match role {
+        Role::Target => name.to_string(),
+        Role::Draft => format!("{DRAFT_PREFIX}{name}"),
+    }
+}
+
+/// Deciders by requested format: a model may ask for what its layouts default to.
+struct Deciders<'p, 'm> {
+    policy: &'p Policy,
+    model: Model<'m>,
+    made: Vec<(String, Decider<'p>)>,
+}
+
+impl<'p, 'm> Deciders<'p, 'm> {
+    fn new(policy: &'p Policy, model: Model<'m>, _format: Option<&'static Format>) -> Self {
+        Deciders { policy, model, made: Vec::new() }
+    }
+
+    fn get(
+        &mut self,
+        format: Option<&'static Format>,
+        faults: &mut Faults,
+    ) -> Option<&mut Decider<'p>> {
+        let key = format.map_or("", |format| &format.name).to_string();
+        let at = match self.made.iter().position(|(name, _)| *name == key) {
+            Some(at) => at,
+            None => {
+                let decider = Decider::new(self.policy, self.model, format);
+                self.made.push((key, faults.absorb(decider)?));
+                self.made.len() - 1
+            }
+        };
+        Some(&mut self.made[at].1)
+    }
+}
+
+/// Weights in output order: plain ones by name, then stacked experts by name.
+fn pieces<'w>(
+    policy: &Policy,
+    decider: &mut Decider,
+    weights: &'w [Weight],
+    faults: &mut Faults,
+) -> Vec<Piece<'w>> {
+    let mut plain = Vec::new();
+    let mut stacks: BTreeMap<String, Stacking<'w>> = BTreeMap::new();
+    for weight in weights {
+        match decider.dropped(&weight.name) {
+            Ok(None) => {}
+            Ok(Some(_)) => continue,
+            Err(fault) => {
+                faults.push(fault);
+                continue;
+            }
+        }
+        let found = policy.stack.iter().find_map(|rule| {
+            // A cheap look before the captures: expert names have a number in them.
+            Some((rule, rule.pattern.captures(&weight.name)?))
+        });
+        let Some((rule, captures)) = found else {
+            let name = weight.name.clone();
+            plain.push(Piece { name, members: vec![weight], group: None, stack: None });
+            continue;
+        };
+        let fill = |template: &str| {
+            template.replace("{group}", &captures["group"]).replace("{name}", &captures["name"])
+        };
+        let stacking = stacks.entry(fill(&rule.into)).or_insert_with(|| Stacking {
+            blob: fill(&rule.blob),
+            rule: rule.info.clone(),
+            members: BTreeMap::new(),
+        });
+        let index = &captures["index"];
+        match index.parse::<u32>().ok().filter(|n| n.to_string() == index) {
+            Some(number) => {
+                if let Some(other) = stacking.members.insert(number, weight) {
+                    let message = format!("expert {index} is there twice, also as {}", other.name);
+                    faults.push(Fault::new(Code::BadExperts, message).on_tensor(&weight.name));
+                }
+            }
+            None => faults.push(
+                Fault::new(Code::BadExperts, format!("`{index}` is not the number of an expert"))
+                    .on_tensor(&weight.name)
+                    .help("experts are numbered 0, 1, 2, … without signs or leading zeros"),
+            ),
+        }
+    }
+    plain.sort_by(|a, b| a.name.cmp(&b.name));
+    check_even(&stacks, faults);
+    for (name, stacking) in stacks {
+        if let Some(piece) = stacking.piece(name, faults) {
+            plain.push(piece);
+        }
+    }
+    plain
+}
+
+/// The experts of one stacked tensor, by number.
+struct Stacking<'w> {
+    blob: String,
+    rule: Arc<RuleRef>,
+    members: BTreeMap<u32, &'w Weight>,
+}
+
+impl<'w> Stacking<'w> {
+    fn piece(self, name: String, faults: &mut Faults) -> Option<Piece<'w>> {
+        let count = self.members.len();
+        let first = *self.members.values().next()?;
+        let before = faults.0.len();
+        let last = *self.members.keys().next_back()? as usize;
+        if last + 1 != count {
+            let missing: Vec<String> = (0..=last as u32)
+                .filter(|number| !self.members.contains_key(number))
+                .take(5)
+                .map(|number| number.to_string())
+                .collect();
+            faults.push(
+                Fault::new(
+                    Code::BadExperts,
+                    format!(
+                        "{count} experts, but numbers up to {last}: missing {}",
+                        missing.join(", ")
+                    ),
+                )
+                .on_tensor(&name)
+                .help("the folder is incomplete: download its shards again"),
+            );
+        }
+        for weight in self.members.values() {
+            if (weight.dtype, &weight.shape, &weight.layout)
+                != (first.dtype, &first.shape, &first.layout)
+            {
+                faults.push(
+                    Fault::new(
+                        Code::BadExperts,
+                        format!(
+                            "{} {:?} ({}) cannot stack with {} {} {:?} ({})",
+                            weight.dtype,
+                            weight.shape,
+                            weight.layout,
+                            first.name,
+                            first.dtype,
+                            first.shape,
+                            first.layout
+                        ),
+                    )
+                    .on_tensor(&weight.name),
+                );
+            }
+        }
+        (faults.0.len() == before).then(|| Piece {
+            name,
+            members: self.members.into_values().collect(),
+            group: Some(self.blob),
+            stack: Some(self.rule),
+        })
+    }
+}
+
+/// All projections of a group have the same number of experts.
+fn check_even(stacks: &BTreeMap<String, Stacking>, faults: &mut Faults) {
+    let mut groups: BTreeMap<&str, Vec<(&str, usize)>> = BTreeMap::new();
+    for (name, stacking) in stacks {
+        groups.entry(&stacking.blob).or_default().push((name, stacking.members.len()));
+    }
+    for (group, members) in groups {
+        let most = members.iter().map(|(_, count)| *count).max().unwrap_or(0);
+        for (name, count) in members.iter().filter(|(_, count)| *count != most) {
+            faults.push(
+                Fault::new(
+                    Code::BadExperts,
+                    format!("{count} experts, but others of {group} have {most}"),
+                )
+                .on_tensor(*name),
+            );
+        }
+    }
+}
+
+/// Whether a rule is the one that takes what no other did.
+fn is_catch_all(rule: &CompiledRule, policy: &Policy) -> bool {
+    rule.place.0 == Section::Tensors
+        && rule.when.is_none()
+        && rule.matches.iter().all(|&id| matches!(policy.patterns.source(id), "**" | "**.weight"))
+}
+
+fn reason(id: &str, because: &str) -> Arc<RuleRef> {
+    Arc::new(RuleRef { id: id.into(), file: "lathe".into(), line: 0, because: because.into() })
+}
+
+fn at_source(rule: Arc<RuleRef>) -> Decision {
+    Decision { rule, index: None, format: None, misfits: Vec::new() }
+}
+
+fn undecided(source: bool) -> Decision {
+    at_source(match source {
+        true => reason("source", "--quantize source: nothing is quantized"),
+        false => reason("nothing-requested", "no format was asked for"),
+    })
+}
+
+fn producer_kept() -> Decision {
+    at_source(reason("producer-kept", "its producer kept it in higher precision"))
+}

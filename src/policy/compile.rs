@@ -1,0 +1,584 @@
+//! A policy file and all that it extends, compiled: names resolved, globs and expressions ready.
+//!
+//! All faults of a policy are found at once and point at their place in the text.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use regex::Regex;
+
+use super::expr::{BadExpr, Expr};
+use super::file::{Choice, DropRule, Globs, LetValue, Role, Rule, Scalar, StackRule};
+use super::library::Entry;
+use super::pattern::{GlobId, Patterns, PatternsBuilder};
+use super::schedule::CompiledSchedule;
+use super::text::Step;
+use crate::fault::{Code, Fault, Faults};
+use crate::format::{Format, Formats};
+use crate::path;
+use crate::plan::RuleRef;
+
+/// A compiled policy.
+#[derive(Debug)]
+pub struct Policy {
+    /// Its name.
+    pub name: String,
+    /// The file and those it extends, nearest first.
+    pub chain: Vec<Arc<Entry>>,
+    /// All rules, in the order in which they are tried.
+    pub rules: Vec<CompiledRule>,
+    /// The globs that rules and drops refer to.
+    pub patterns: Patterns,
+    /// How experts are stacked; the first that matches is taken.
+    pub stack: Vec<CompiledStack>,
+    /// What is not imported.
+    pub drops: Vec<CompiledDrop>,
+    /// The values from the config.
+    pub values: IndexMap<String, CompiledValue>,
+    /// The schedules by name.
+    pub schedules: IndexMap<String, Arc<CompiledSchedule>>,
+    /// A condition for each capability.
+    pub capabilities: IndexMap<String, Expr>,
+    /// Parser by condition.
+    pub parser: Vec<(Option<Expr>, String)>,
+    /// Renderer by condition.
+    pub renderer: Vec<(Option<Expr>, String)>,
+    /// Least version of the runtime.
+    pub requires: Option<String>,
+    /// Whether an uncovered tensor is an error.
+    pub strict: bool,
+}
+
+/// Which part of a policy a rule stands in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Section {
+    /// Before everything.
+    Guards,
+    /// For drafts only.
+    Drafts,
+    /// The rules proper.
+    Tensors,
+}
+
+impl Section {
+    /// The key it has in the file.
+    pub const fn key(self) -> &'static str {
+        match self {
+            Section::Guards => "guards",
+            Section::Drafts => "drafts",
+            Section::Tensors => "tensors",
+        }
+    }
+}
+
+/// A rule, ready to be tried.
+#[derive(Debug)]
+pub struct CompiledRule {
+    /// Id, file, line and reason, as the plan prints them.
+    pub info: Arc<RuleRef>,
+    /// Position in the file: section and index.
+    pub place: (Section, usize),
+    /// Index of the file in [`Policy::chain`].
+    pub file: usize,
+    /// Globs, any of which must match.
+    pub matches: Vec<GlobId>,
+    /// Globs, none of which may match, each with the set it came from.
+    pub except: Vec<GlobId>,
+    /// Condition.
+    pub when: Option<Expr>,
+    /// Formats, first that fits.
+    pub ladder: Vec<Rung>,
+}
+
+/// A step of a ladder.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Rung {
+    /// The format asked for.
+    Requested,
+    /// The 8-bit format of the family asked for.
+    EightBit,
+    /// Source precision.
+    Source,
+    /// A format by name.
+    Named(&'static Format),
+}
+
+/// A stack rule, ready to be tried.
+#[derive(Debug)]
+pub struct CompiledStack {
+    /// Id, file, line and reason.
+    pub info: Arc<RuleRef>,
+    /// With the groups `group`, `index` and `name`.
+    pub pattern: Regex,
+    /// Template of the stacked tensor's name.
+    pub into: String,
+    /// Template of the blob's name.
+    pub blob: String,
+}
+
+/// A drop rule, ready to be tried.
+#[derive(Debug)]
+pub struct CompiledDrop {
+    /// Id, file, line and reason.
+    pub info: Arc<RuleRef>,
+    /// Globs, any of which must match.
+    pub matches: Vec<GlobId>,
+    /// Globs, none of which may match.
+    pub except: Vec<GlobId>,
+    /// Condition.
+    pub when: Option<Expr>,
+}
+
+/// A value to be looked up in a config.
+#[derive(Debug)]
+pub struct CompiledValue {
+    /// Paths, in the order in which they are tried.
+    pub paths: Vec<String>,
+    /// What it is when no path has it.
+    pub default: Option<Expr>,
+}
+
+impl Policy {
+    /// Compiles a chain of files, nearest first.
+    pub fn compile(chain: Vec<Arc<Entry>>) -> Result<Policy, Faults> {
+        let mut compiler = Compiler::new(&chain);
+        // Guards and draft rules of the oldest ancestor come first, so that a file can add to
+        // what its parents guard but never loosen it.
+        for (section, oldest_first) in
+            [(Section::Guards, true), (Section::Drafts, true), (Section::Tensors, false)]
+        {
+            let mut files: Vec<usize> = (0..chain.len()).collect();
+            if oldest_first {
+                files.reverse();
+            }
+            for file in files {
+                compiler.rules(file, section);
+            }
+        }
+        for file in 0..chain.len() {
+            compiler.stacks_and_drops(file);
+            compiler.facts(file);
+        }
+        compiler.finish()
+    }
+
+    /// Whether the policy describes drafts.
+    pub fn role(&self) -> Role {
+        self.chain[0].file.role
+    }
+}
+
+struct Compiler<'a> {
+    chain: &'a [Arc<Entry>],
+    faults: Faults,
+    patterns: PatternsBuilder,
+    rules: Vec<CompiledRule>,
+    stack: Vec<CompiledStack>,
+    drops: Vec<CompiledDrop>,
+    values: IndexMap<String, CompiledValue>,
+    schedules: IndexMap<String, Arc<CompiledSchedule>>,
+    capabilities: IndexMap<String, Expr>,
+    parser: Option<Vec<(Option<Expr>, String)>>,
+    renderer: Option<Vec<(Option<Expr>, String)>>,
+}
+
+impl<'a> Compiler<'a> {
+    fn new(chain: &'a [Arc<Entry>]) -> Self {
+        let mut compiler = Compiler {
+            chain,
+            faults: Faults::default(),
+            patterns: PatternsBuilder::default(),
+            rules: Vec::new(),
+            stack: Vec::new(),
+            drops: Vec::new(),
+            values: IndexMap::new(),
+            schedules: IndexMap::new(),
+            capabilities: IndexMap::new(),
+            parser: None,
+            renderer: None,
+        };
+        for file in 0..chain.len() {
+            compiler.names(file);
+        }
+        compiler
+    }
+
+    /// Values and schedules: the nearest file's own win over its parents'.
+    fn names(&mut self, file: usize) {
+        let entry = &self.chain[file];
+        for (name, value) in &entry.file.values {
+            if self.values.contains_key(name) {
+                continue;
+            }
+            let (paths, default) = match value {
+                LetValue::Paths(paths) => (paths.clone(), None),
+                LetValue::Full(full) => (full.from.clone(), full.default.as_ref()),
+            };
+            let place = path!["let", name.as_str(), "default"];
+            let default = default.and_then(|default| {
+                let source = match default {
+                    Scalar::Bool(value) => value.to_string(),
+                    Scalar::Int(value) => value.to_string(),
+                    Scalar::Text(text) => text.clone(),
+                };
+                self.expr(file, place, &source)
+            });
+            self.values.insert(name.clone(), CompiledValue { paths, default });
+        }
+        for (name, schedule) in &entry.file.schedules {
+            if self.schedules.contains_key(name) {
+                continue;
+            }
+            match CompiledSchedule::compile(schedule) {
+                Ok(compiled) => {
+                    self.schedules.insert(name.clone(), Arc::new(compiled));
+                }
+                Err(bad) => {
+                    let place = path!["schedules", name.as_str()];
+                    self.faults.push(entry.document.fault(
+                        Code::PolicyExpression,
+                        place,
+                        bad.message,
+                    ));
+                }
+            }
+        }
+    }
+
+    fn rules(&mut self, file: usize, section: Section) {
+        let entry = self.chain[file].clone();
+        let rules: &[Rule] = match section {
+            Section::Guards => &entry.file.guards,
+            Section::Drafts => &entry.file.drafts,
+            Section::Tensors => &entry.file.tensors,
+        };
+        for (index, rule) in rules.iter().enumerate() {
+            let at = |key: &str| vec![section.key().into(), index.into(), key.into()];
+            self.unique_id(file, section.key(), index, rules.iter().map(|rule| &rule.id));
+            let compiled = CompiledRule {
+                info: self.info(file, section.key(), index, &rule.id, &rule.because),
+                place: (section, index),
+                file,
+                matches: self.globs(file, &at("match"), &rule.matches),
+                except: self.globs(file, &at("except"), &rule.except),
+                when: rule.when.as_ref().and_then(|when| self.expr(file, &at("when"), when)),
+                ladder: self.ladder(file, &at("format"), &rule.format),
+            };
+            self.rules.push(compiled);
+        }
+    }
+
+    fn stacks_and_drops(&mut self, file: usize) {
+        let entry = self.chain[file].clone();
+        for (index, rule) in entry.file.stack.iter().enumerate() {
+            self.unique_id(file, "stack", index, entry.file.stack.iter().map(|rule| &rule.id));
+            self.stack_rule(file, index, rule);
+        }
+        for (index, rule) in entry.file.drop.iter().enumerate() {
+            self.unique_id(file, "drop", index, entry.file.drop.iter().map(|rule| &rule.id));
+            self.drop_rule(file, index, rule);
+        }
+    }
+
+    fn stack_rule(&mut self, file: usize, index: usize, rule: &StackRule) {
+        let entry = self.chain[file].clone();
+        let fault = |key: &str, message: String| {
+            entry.document.fault(Code::PolicyPattern, path!["stack", index, key], message)
+        };
+        let pattern = match Regex::new(&format!("^(?:{})$", rule.pattern)) {
+            Ok(pattern) => pattern,
+            Err(error) => {
+                let message = error.to_string();
+                let last = message.lines().last().unwrap_or_default().to_string();
+                return self.faults.push(fault("match", last));
+            }
+        };
+        for group in ["group", "index", "name"] {
+            if !pattern.capture_names().flatten().any(|name| name == group) {
+                let message = format!("the pattern has no group (?<{group}>…)");
+                self.faults.push(fault("match", message));
+            }
+        }
+        for (key, template) in [("into", &rule.into), ("blob", &rule.blob)] {
+            for hole in template.split('{').skip(1).filter_map(|rest| rest.split('}').next()) {
+                if !["group", "name"].contains(&hole) {
+                    let message = format!("`{{{hole}}}` is neither {{group}} nor {{name}}");
+                    self.faults.push(fault(key, message));
+                }
+            }
+        }
+        let info = self.info(file, "stack", index, &rule.id, &rule.because);
+        let (into, blob) = (rule.into.clone(), rule.blob.clone());
+        self.stack.push(CompiledStack { info, pattern, into, blob });
+    }
+
+    fn drop_rule(&mut self, file: usize, index: usize, rule: &DropRule) {
+        let at = |key: &str| vec!["drop".into(), index.into(), key.into()];
+        let compiled = CompiledDrop {
+            info: self.info(file, "drop", index, &rule.id, &rule.because),
+            matches: self.globs(file, &at("match"), &rule.matches),
+            except: self.globs(file, &at("except"), &rule.except),
+            when: rule.when.as_ref().and_then(|when| self.expr(file, &at("when"), when)),
+        };
+        self.drops.push(compiled);
+    }
+
+    /// Capabilities, parser, renderer: the nearest file that says something wins.
+    fn facts(&mut self, file: usize) {
+        let entry = self.chain[file].clone();
+        for (name, source) in &entry.file.capabilities {
+            if !self.capabilities.contains_key(name)
+                && let Some(expr) = self.expr(file, path!["capabilities", name.as_str()], source)
+            {
+                self.capabilities.insert(name.clone(), expr);
+            }
+        }
+        if self.parser.is_none()
+            && let Some(choice) = &entry.file.parser
+        {
+            self.parser = Some(self.choice(file, "parser", choice));
+        }
+        if self.renderer.is_none()
+            && let Some(choice) = &entry.file.renderer
+        {
+            self.renderer = Some(self.choice(file, "renderer", choice));
+        }
+        if let Some(requires) = &entry.file.requires
+            && semver::Version::parse(requires).is_err()
+        {
+            let message = format!("`{requires}` is not a version such as 0.1.0");
+            self.faults.push(entry.document.fault(Code::PolicyName, path!["requires"], message));
+        }
+    }
+
+    fn choice(&mut self, file: usize, key: &str, choice: &Choice) -> Vec<(Option<Expr>, String)> {
+        match choice {
+            Choice::Always(name) => vec![(None, name.clone())],
+            Choice::Cases(cases) => cases
+                .iter()
+                .enumerate()
+                .map(|(index, case)| {
+                    let at = path![key, index, "when"];
+                    let when = case.when.as_ref().and_then(|when| self.expr(file, at, when));
+                    (when, case.name.clone())
+                })
+                .collect(),
+        }
+    }
+
+    fn info(
+        &self,
+        file: usize,
+        section: &str,
+        index: usize,
+        id: &str,
+        because: &str,
+    ) -> Arc<RuleRef> {
+        let document = &self.chain[file].document;
+        Arc::new(RuleRef {
+            id: id.to_string(),
+            file: document.text.name.clone(),
+            line: document.line(path![section, index]),
+            because: because.trim().to_string(),
+        })
+    }
+
+    fn unique_id<'r>(
+        &mut self,
+        file: usize,
+        section: &str,
+        index: usize,
+        mut ids: impl Iterator<Item = &'r String> + Clone,
+    ) {
+        let id = ids.clone().nth(index).expect("index of a rule");
+        if ids.position(|other| other == id) != Some(index) {
+            let place = path![section, index, "id"];
+            let message = format!("two rules are named `{id}`");
+            self.faults.push(self.chain[file].document.fault(Code::PolicyName, place, message));
+        }
+    }
+
+    /// Globs and names of sets, as globs.
+    fn globs(&mut self, file: usize, at: &[Step], globs: &Globs) -> Vec<GlobId> {
+        let mut ids = Vec::new();
+        for (index, glob) in globs.list().iter().enumerate() {
+            let place = [at, &[index.into()]].concat();
+            match self.set(glob) {
+                Some((owner, members)) => {
+                    for (member, glob) in members.iter().enumerate() {
+                        let place = path!["sets", globs.list()[index].as_str(), member];
+                        ids.extend(self.glob(owner, place, glob));
+                    }
+                }
+                None if is_bare(glob) && !glob.is_empty() && self.looks_like_a_set(glob) => {
+                    let names = self.chain.iter().flat_map(|entry| entry.file.sets.keys());
+                    let near = crate::format::nearest(glob, names.map(String::as_str));
+                    let fault = self.chain[file].document.fault(
+                        Code::PolicyName,
+                        &place,
+                        format!("no set is named `{glob}`"),
+                    );
+                    self.faults.push(match near {
+                        Some(near) => fault.help(format!("did you mean `{near}`?")),
+                        None => fault.help("a tensor of that exact name is written `{name}`"),
+                    });
+                }
+                None => ids.extend(self.glob(file, &place, glob)),
+            }
+        }
+        ids
+    }
+
+    /// A word without dots or wildcards can only be the name of a set: no tensor of a model is
+    /// named like that without its parent.
+    fn looks_like_a_set(&self, word: &str) -> bool {
+        word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
+    }
+
+    fn set(&self, name: &str) -> Option<(usize, Vec<String>)> {
+        self.chain
+            .iter()
+            .enumerate()
+            .find_map(|(file, entry)| Some((file, entry.file.sets.get(name)?.clone())))
+    }
+
+    fn glob(&mut self, file: usize, at: &[Step], glob: &str) -> Option<GlobId> {
+        match self.patterns.add(glob) {
+            Ok(id) => Some(id),
+            Err(message) => {
+                let fault = self.chain[file].document.fault(
+                    Code::PolicyPattern,
+                    at,
+                    format!("`{glob}` is not a glob: {message}"),
+                );
+                self.faults.push(fault);
+                None
+            }
+        }
+    }
+
+    fn expr(&mut self, file: usize, at: &[Step], source: &str) -> Option<Expr> {
+        let names: Vec<String> =
+            self.chain.iter().flat_map(|entry| entry.file.values.keys().cloned()).collect();
+        match Expr::compile(source, names.iter().map(String::as_str)) {
+            Ok(expr) => {
+                self.schedule_names(file, at, source);
+                Some(expr)
+            }
+            Err(bad) => {
+                let fault = self.bad_expr(file, at, source, bad);
+                self.faults.push(fault);
+                None
+            }
+        }
+    }
+
+    /// Schedules are named by strings, which CEL cannot check.
+    fn schedule_names(&mut self, file: usize, at: &[Step], source: &str) {
+        for (start, _) in source.match_indices("schedule(") {
+            let rest = source[start + "schedule(".len()..].trim_start();
+            let quote = rest.chars().next().filter(|c| matches!(c, '"' | '\''));
+            let Some(name) = quote.and_then(|q| rest[1..].split(q).next()) else { continue };
+            let known = self.chain.iter().flat_map(|entry| entry.file.schedules.keys());
+            let known: Vec<&str> = known.map(String::as_str).collect();
+            if known.contains(&name) {
+                continue;
+            }
+            let bad = BadExpr {
+                message: match crate::format::nearest(name, known.into_iter()) {
+                    Some(near) => format!("no schedule `{name}`; did you mean `{near}`?"),
+                    None => format!("no schedule is named `{name}`"),
+                },
+                offset: source.find(name),
+            };
+            let fault = self.bad_expr(file, at, source, bad);
+            self.faults.push(fault);
+        }
+    }
+
+    fn bad_expr(&self, file: usize, at: &[Step], source: &str, bad: BadExpr) -> Fault {
+        let document = &self.chain[file].document;
+        let span = document.root.span_at(at);
+        let span = inside(&document.text.body, span, source, bad.offset);
+        Fault::new(Code::PolicyExpression, bad.message).at(&document.text, span)
+    }
+
+    fn ladder(&mut self, file: usize, at: &[Step], names: &[String]) -> Vec<Rung> {
+        let mut rungs = Vec::new();
+        for (index, name) in names.iter().enumerate() {
+            let rung = match name.as_str() {
+                "requested" => Some(Rung::Requested),
+                "eight_bit" => Some(Rung::EightBit),
+                "source" => Some(Rung::Source),
+                name => Formats::built_in().get(name).map(Rung::Named),
+            };
+            match rung {
+                Some(rung) => rungs.push(rung),
+                None => {
+                    let formats = Formats::built_in().iter().map(|format| format.name.as_str());
+                    let known = ["requested", "eight_bit", "source"].into_iter().chain(formats);
+                    let near = crate::format::nearest(name, known);
+                    let place = [at, &[index.into()]].concat();
+                    let fault = self.chain[file].document.fault(
+                        Code::PolicyName,
+                        &place,
+                        format!("`{name}` is neither a format nor requested, eight_bit or source"),
+                    );
+                    self.faults.push(match near {
+                        Some(near) => fault.help(format!("did you mean `{near}`?")),
+                        None => fault,
+                    });
+                }
+            }
+        }
+        rungs
+    }
+
+    fn finish(mut self) -> Result<Policy, Faults> {
+        let patterns = match std::mem::take(&mut self.patterns).build() {
+            Ok(patterns) => patterns,
+            Err(message) => {
+                self.faults.push(Fault::new(Code::PolicyPattern, message));
+                Patterns::default()
+            }
+        };
+        let nearest = &self.chain[0].file;
+        let requires = self.chain.iter().find_map(|entry| entry.file.requires.clone());
+        let policy = Policy {
+            name: nearest.name.clone(),
+            chain: self.chain.to_vec(),
+            rules: self.rules,
+            patterns,
+            stack: self.stack,
+            drops: self.drops,
+            values: self.values,
+            schedules: self.schedules,
+            capabilities: self.capabilities,
+            parser: self.parser.unwrap_or_default(),
+            renderer: self.renderer.unwrap_or_default(),
+            requires,
+            strict: nearest.strict,
+        };
+        self.faults.or(policy)
+    }
+}
+
+fn is_bare(glob: &str) -> bool {
+    !glob.contains(['.', '*', '?', '[', '{'])
+}
+
+/// Where in a text a fault inside an expression stands. Block and quoted scalars do not map byte
+/// by byte, so the place is exact when the expression stands in the text as it is, and else the
+/// whole value.
+fn inside(body: &str, span: Range<usize>, source: &str, offset: Option<usize>) -> Range<usize> {
+    let Some(offset) = offset else { return span };
+    let Some(value) = body.get(span.clone()) else { return span };
+    match value.find(source) {
+        Some(start) => {
+            let at = span.start + start + offset;
+            at..(at + 1).min(span.end.max(at))
+        }
+        None => span,
+    }
+}

@@ -1,0 +1,250 @@
+//! The form of an architecture's policy file: what may stand in it, key by key.
+//!
+//! These types are read from YAML or TOML, and `schemas/policy.schema.json` is generated from
+//! them; `docs/policies.md` explains each key with an example.
+
+use indexmap::IndexMap;
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+/// A policy file: how the tensors of an architecture are quantized, what the model can do, how
+/// its decoder is put together.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyFile {
+    /// Name of the policy; a file of the same name in `--policy-dir` or the user's folder
+    /// replaces it.
+    pub name: String,
+    /// Name of the policy whose rules come after this file's own, and whose sets, values and
+    /// schedules it can use.
+    pub extends: Option<String>,
+    /// Whether it describes models or drafts.
+    #[serde(default)]
+    pub role: Role,
+    /// Which models it is for; a policy without it is only extended.
+    #[serde(rename = "match")]
+    pub matches: Option<Match>,
+    /// Values from config.json, for conditions.
+    #[serde(default, rename = "let")]
+    pub values: IndexMap<String, LetValue>,
+    /// Named lists of globs, to be used where a glob can stand.
+    #[serde(default)]
+    pub sets: IndexMap<String, Vec<String>>,
+    /// Named choices of layers.
+    #[serde(default)]
+    pub schedules: IndexMap<String, Schedule>,
+    /// Rules before all others of every policy that extends this one.
+    #[serde(default)]
+    pub guards: Vec<Rule>,
+    /// Rules after the guards, for drafts only.
+    #[serde(default)]
+    pub drafts: Vec<Rule>,
+    /// The rules: the first that matches a tensor decides.
+    #[serde(default)]
+    pub tensors: Vec<Rule>,
+    /// How tensors of single experts become one.
+    #[serde(default)]
+    pub stack: Vec<StackRule>,
+    /// Tensors that are not imported.
+    #[serde(default)]
+    pub drop: Vec<DropRule>,
+    /// Whether a tensor that no rule matches is an error. Without it such a tensor stays at
+    /// source precision.
+    #[serde(default)]
+    pub strict: bool,
+    /// What the model can do: a CEL condition for each capability.
+    #[serde(default)]
+    pub capabilities: IndexMap<String, String>,
+    /// Parser of the model's answers.
+    pub parser: Option<Choice>,
+    /// Renderer of conversations.
+    pub renderer: Option<Choice>,
+    /// Least version of the runtime, as in a Modelfile's REQUIRES.
+    pub requires: Option<String>,
+    /// The network.
+    pub decoder: Option<serde_json::Value>,
+}
+
+/// What a policy describes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Models that answer.
+    #[default]
+    Target,
+    /// Models that draft for another.
+    Draft,
+}
+
+/// Names that the config's architecture may have, in any case.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Match {
+    /// Compared with `architectures[0]`.
+    #[serde(default)]
+    pub architectures: Vec<String>,
+    /// Compared with `model_type`, where the config has no architectures.
+    #[serde(default)]
+    pub model_types: Vec<String>,
+}
+
+/// A value for conditions.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum LetValue {
+    /// Paths into config.json; the first that is neither null nor 0.
+    Paths(Vec<String>),
+    /// The same, with more to say.
+    Full(LetFull),
+}
+
+/// The long form of a value.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LetFull {
+    /// Paths into config.json; the first that is neither null nor 0.
+    #[serde(default)]
+    pub from: Vec<String>,
+    /// What it is when no path has it: a number, or a CEL expression over `config`.
+    pub default: Option<Scalar>,
+}
+
+/// A number, boolean, or text.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Scalar {
+    /// true or false.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// A CEL expression.
+    Text(String),
+}
+
+/// Which layers a schedule picks: a fraction of the depth at each end, and between them a period.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Schedule {
+    /// Layers before ⌊n × head⌋, a fraction such as `1/8`.
+    #[serde(default)]
+    pub head: Option<String>,
+    /// Layers from ⌊n × tail⌋.
+    #[serde(default)]
+    pub tail: Option<String>,
+    /// Between the ends, one layer of so many.
+    #[serde(default)]
+    pub every: Option<u64>,
+    /// Which of them: layers i with (i - ⌊n × head⌋) mod every = phase.
+    #[serde(default)]
+    pub phase: u64,
+    /// The period stops before this layer: a CEL expression over `n`.
+    #[serde(default)]
+    pub until: Option<String>,
+}
+
+/// One glob or several.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Globs {
+    /// One glob, or the name of a set.
+    One(String),
+    /// Several, any of which may match.
+    Many(Vec<String>),
+}
+
+impl Globs {
+    /// The globs as a list.
+    pub fn list(&self) -> &[String] {
+        match self {
+            Globs::One(one) => std::slice::from_ref(one),
+            Globs::Many(many) => many,
+        }
+    }
+}
+
+impl Default for Globs {
+    fn default() -> Self {
+        Globs::Many(Vec::new())
+    }
+}
+
+/// A rule for tensors.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Rule {
+    /// Name of the rule, unique in the file.
+    pub id: String,
+    /// Globs over dotted tensor names, or names of sets.
+    #[serde(rename = "match")]
+    pub matches: Globs,
+    /// Globs or sets of tensors that it is not for.
+    #[serde(default)]
+    pub except: Globs,
+    /// A CEL condition; without it the rule always holds.
+    pub when: Option<String>,
+    /// The ladder: the first format whose group divides the last axis is taken; past the end the
+    /// tensor stays at source precision. Names of formats, or `requested`, `eight_bit`, `source`.
+    pub format: Vec<String>,
+    /// Why, for whoever reads the plan.
+    #[serde(default)]
+    pub because: String,
+}
+
+/// How tensors of single experts become one stacked tensor.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StackRule {
+    /// Name of the rule, unique in the file.
+    pub id: String,
+    /// A regular expression over whole names with the groups `group` (what the experts hang on),
+    /// `index` (which expert) and `name` (the rest).
+    #[serde(rename = "match")]
+    pub pattern: String,
+    /// Name of the stacked tensor, from the groups in braces.
+    pub into: String,
+    /// Name of the blob that holds all stacked tensors of one group.
+    pub blob: String,
+    /// Why, for whoever reads the plan.
+    #[serde(default)]
+    pub because: String,
+}
+
+/// Tensors that are not imported.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DropRule {
+    /// Name of the rule, unique in the file.
+    pub id: String,
+    /// Globs over dotted tensor names, or names of sets.
+    #[serde(rename = "match")]
+    pub matches: Globs,
+    /// Globs or sets of tensors that it is not for.
+    #[serde(default)]
+    pub except: Globs,
+    /// A CEL condition over the config; without it the rule always holds.
+    pub when: Option<String>,
+    /// Why, for whoever reads the plan.
+    #[serde(default)]
+    pub because: String,
+}
+
+/// A name, or one of several by condition.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Choice {
+    /// Always this one.
+    Always(String),
+    /// The first whose condition holds.
+    Cases(Vec<Case>),
+}
+
+/// One case of a choice.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Case {
+    /// A CEL condition over `config`, `template` and the `let` values; without it always.
+    pub when: Option<String>,
+    /// The name taken.
+    #[serde(rename = "use")]
+    pub name: String,
+}
