@@ -13,6 +13,8 @@ use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults, Warning};
 use crate::format::{Format, Formats, SOURCE};
 use crate::policy::compile::{CompiledRule, Section};
+use super::route::{Ask, Deciders, Route, quantized, reason};
+use super::stack::{Piece, pieces};
 use crate::policy::{Decider, Decision, Model, Policy, Role, lookup};
 use crate::read::Inventory;
 
@@ -196,17 +198,6 @@ struct Builder {
     collisions: Vec<(String, String, String)>,
 }
 
-/// A weight, or several stacked, with the decision about it.
-struct Piece<'w> {
-    name: String,
-    /// Members in the order in which they are stacked; one for a weight that is not stacked.
-    members: Vec<&'w Weight>,
-    /// The expert group's blob.
-    group: Option<String>,
-    /// Why it is stacked.
-    stack: Option<Arc<RuleRef>>,
-}
-
 impl Builder {
     /// Adds a folder's tensors and files. Gives what its manifest says of it.
     fn add(
@@ -221,16 +212,14 @@ impl Builder {
             Model { config: &inventory.config, template: inventory.chat_template.as_deref(), role };
         self.warnings.extend(inventory.warnings.iter().cloned());
         self.warnings.extend(classified.warnings.iter().cloned());
-        let quantized_model =
-            classified.weights.iter().any(|weight| !matches!(weight.kind, WeightKind::Plain(_)));
-        let source_request = match role {
-            Role::Target => self.request.format.as_deref() == Some(SOURCE),
-            Role::Draft => self.request.draft_format.as_deref() == Some(SOURCE),
+        let ask = Ask {
+            format,
+            source: self.request_of(role).map(String::as_str) == Some(SOURCE),
+            requantize: self.request.requantize,
+            quantized: quantized(classified),
         };
-
-        let mut deciders = Deciders::new(policy, model, format);
-        let plain = faults.absorb(Decider::new(policy, model, format))?;
-        let mut plain = plain;
+        let mut deciders = Deciders::new(policy, model);
+        let mut plain = faults.absorb(Decider::new(policy, model, format))?;
         let pieces = pieces(policy, &mut plain, &classified.weights, faults);
         let mut reached: Vec<u64> = vec![0; policy.rules.len()];
         let mut caught: Vec<String> = Vec::new();
@@ -245,34 +234,26 @@ impl Builder {
             let first = piece.members[0];
             let shape = piece.shape();
             let output = output_name(&piece.name, role);
-            let wanted = match (&first.kind, format) {
-                (WeightKind::Decode { default, .. }, None) if !source_request => {
-                    Formats::built_in().get(default)
-                }
-                (_, format) => format,
-            };
-            let keep_bytes = match &first.kind {
-                WeightKind::Keep { .. } if format.is_some() && self.request.requantize => {
-                    let entry = requantized.entry(first.layout.clone());
-                    entry.or_insert_with(|| (0, output.clone())).0 += 1;
-                    false
-                }
-                WeightKind::Keep { format: kept, .. } if format.is_some() => {
+            let route = ask.route(&first.kind);
+            match route {
+                Route::Refused(kept) => {
                     let entry = refused.entry(first.layout.clone());
-                    entry.or_insert_with(|| (0, output.clone(), kept.clone())).0 += 1;
+                    entry.or_insert_with(|| (0, output.clone(), kept.into())).0 += 1;
                     continue;
                 }
-                WeightKind::Keep { format: kept, .. } => {
-                    if !kept_formats.contains(&kept.to_string()) {
-                        kept_formats.push(kept.to_string());
-                    }
-                    true
+                Route::Requantize(_) => {
+                    let entry = requantized.entry(first.layout.clone());
+                    entry.or_insert_with(|| (0, output.clone())).0 += 1;
                 }
-                _ => false,
-            };
+                Route::Keep(kept) if !kept_formats.iter().any(|known| known == kept) => {
+                    kept_formats.push(kept.to_string());
+                }
+                _ => {}
+            }
 
-            let (chosen, tensors) = if keep_bytes {
-                let WeightKind::Keep { format: kept, parts, .. } = &first.kind else { continue };
+            let (chosen, tensors) = if let WeightKind::Keep { format: kept, parts, .. } = &first.kind
+                && matches!(route, Route::Keep(_))
+            {
                 let rule = reason(
                     "kept",
                     &format!("already {kept} ({}); its bytes are kept", first.layout),
@@ -281,13 +262,12 @@ impl Builder {
                     parts.iter().enumerate().map(|(n, _)| own.kept(piece, n, &output, &rule));
                 (Formats::built_in().get(kept), tensors.collect::<Vec<_>>())
             } else {
-                let decision = match (&first.kind, wanted) {
-                    (_, None) => Ok(undecided(source_request)),
-                    (WeightKind::Plain(_), _) if quantized_model => Ok(producer_kept()),
-                    _ => deciders
-                        .get(wanted, faults)
-                        .map(|decider| decider.decide(&piece.name, &shape, first.dtype))
-                        .unwrap_or_else(|| Ok(undecided(false))),
+                let decision = match route.wanted() {
+                    None => Ok(at_source(route.reason())),
+                    Some(wanted) => match deciders.get(wanted, faults) {
+                        Some(decider) => decider.decide(&piece.name, &shape, first.dtype),
+                        None => break,
+                    },
                 };
                 let mut decision = match decision {
                     Ok(decision) => decision,
@@ -360,7 +340,7 @@ impl Builder {
         if role == Role::Draft {
             return None;
         }
-        self.manifest(&mut plain, format, source_request, kept_formats, faults)
+        self.manifest(&mut plain, &ask, kept_formats, faults)
     }
 
     fn request_of(&self, role: Role) -> Option<&String> {
@@ -373,16 +353,15 @@ impl Builder {
     fn manifest(
         &self,
         decider: &mut Decider,
-        format: Option<&Format>,
-        source_request: bool,
+        ask: &Ask,
         kept: Vec<String>,
         faults: &mut Faults,
     ) -> Option<Manifest> {
-        let file_type = match (format, source_request, kept.as_slice()) {
-            (Some(format), ..) => format.name.clone(),
-            (None, true, []) | (None, false, []) => String::new(),
-            (None, _, [one]) => one.clone(),
-            (None, ..) => "mixed".into(),
+        let file_type = match (ask.format, kept.as_slice()) {
+            (Some(format), _) => format.name.clone(),
+            (None, []) => String::new(),
+            (None, [one]) => one.clone(),
+            (None, _) => "mixed".into(),
         };
         let parser = faults.absorb(decider.parser().map_err(Faults::from))?;
         let renderer = faults.absorb(decider.renderer().map_err(Faults::from))?;
@@ -500,16 +479,6 @@ impl Builder {
                 bytes: file.size,
                 draft: role == Role::Draft,
             });
-        }
-    }
-}
-
-impl Piece<'_> {
-    fn shape(&self) -> Vec<u64> {
-        let shape = &self.members[0].shape;
-        match self.group {
-            None => shape.clone(),
-            Some(_) => [&[self.members.len() as u64], shape.as_slice()].concat(),
         }
     }
 }
@@ -633,178 +602,6 @@ fn output_name(name: &str, role: Role) -> String {
     }
 }
 
-/// Deciders by requested format: a model may ask for what its layouts default to.
-struct Deciders<'p, 'm> {
-    policy: &'p Policy,
-    model: Model<'m>,
-    made: Vec<(String, Decider<'p>)>,
-}
-
-impl<'p, 'm> Deciders<'p, 'm> {
-    fn new(policy: &'p Policy, model: Model<'m>, _format: Option<&'static Format>) -> Self {
-        Deciders { policy, model, made: Vec::new() }
-    }
-
-    fn get(
-        &mut self,
-        format: Option<&'static Format>,
-        faults: &mut Faults,
-    ) -> Option<&mut Decider<'p>> {
-        let key = format.map_or("", |format| &format.name).to_string();
-        let at = match self.made.iter().position(|(name, _)| *name == key) {
-            Some(at) => at,
-            None => {
-                let decider = Decider::new(self.policy, self.model, format);
-                self.made.push((key, faults.absorb(decider)?));
-                self.made.len() - 1
-            }
-        };
-        Some(&mut self.made[at].1)
-    }
-}
-
-/// Weights in output order: plain ones by name, then stacked experts by name.
-fn pieces<'w>(
-    policy: &Policy,
-    decider: &mut Decider,
-    weights: &'w [Weight],
-    faults: &mut Faults,
-) -> Vec<Piece<'w>> {
-    let mut plain = Vec::new();
-    let mut stacks: BTreeMap<String, Stacking<'w>> = BTreeMap::new();
-    for weight in weights {
-        match decider.dropped(&weight.name) {
-            Ok(None) => {}
-            Ok(Some(_)) => continue,
-            Err(fault) => {
-                faults.push(fault);
-                continue;
-            }
-        }
-        let found = policy.stack.iter().find_map(|rule| {
-            // A cheap look before the captures: expert names have a number in them.
-            Some((rule, rule.pattern.captures(&weight.name)?))
-        });
-        let Some((rule, captures)) = found else {
-            let name = weight.name.clone();
-            plain.push(Piece { name, members: vec![weight], group: None, stack: None });
-            continue;
-        };
-        let fill = |template: &str| {
-            template.replace("{group}", &captures["group"]).replace("{name}", &captures["name"])
-        };
-        let stacking = stacks.entry(fill(&rule.into)).or_insert_with(|| Stacking {
-            blob: fill(&rule.blob),
-            rule: rule.info.clone(),
-            members: BTreeMap::new(),
-        });
-        let index = &captures["index"];
-        match index.parse::<u32>().ok().filter(|n| n.to_string() == index) {
-            Some(number) => {
-                if let Some(other) = stacking.members.insert(number, weight) {
-                    let message = format!("expert {index} is there twice, also as {}", other.name);
-                    faults.push(Fault::new(Code::BadExperts, message).on_tensor(&weight.name));
-                }
-            }
-            None => faults.push(
-                Fault::new(Code::BadExperts, format!("`{index}` is not the number of an expert"))
-                    .on_tensor(&weight.name)
-                    .help("experts are numbered 0, 1, 2, … without signs or leading zeros"),
-            ),
-        }
-    }
-    plain.sort_by(|a, b| a.name.cmp(&b.name));
-    check_even(&stacks, faults);
-    for (name, stacking) in stacks {
-        if let Some(piece) = stacking.piece(name, faults) {
-            plain.push(piece);
-        }
-    }
-    plain
-}
-
-/// The experts of one stacked tensor, by number.
-struct Stacking<'w> {
-    blob: String,
-    rule: Arc<RuleRef>,
-    members: BTreeMap<u32, &'w Weight>,
-}
-
-impl<'w> Stacking<'w> {
-    fn piece(self, name: String, faults: &mut Faults) -> Option<Piece<'w>> {
-        let count = self.members.len();
-        let first = *self.members.values().next()?;
-        let before = faults.0.len();
-        let last = *self.members.keys().next_back()? as usize;
-        if last + 1 != count {
-            let missing: Vec<String> = (0..=last as u32)
-                .filter(|number| !self.members.contains_key(number))
-                .take(5)
-                .map(|number| number.to_string())
-                .collect();
-            faults.push(
-                Fault::new(
-                    Code::BadExperts,
-                    format!(
-                        "{count} experts, but numbers up to {last}: missing {}",
-                        missing.join(", ")
-                    ),
-                )
-                .on_tensor(&name)
-                .help("the folder is incomplete: download its shards again"),
-            );
-        }
-        for weight in self.members.values() {
-            if (weight.dtype, &weight.shape, &weight.layout)
-                != (first.dtype, &first.shape, &first.layout)
-            {
-                faults.push(
-                    Fault::new(
-                        Code::BadExperts,
-                        format!(
-                            "{} {:?} ({}) cannot stack with {} {} {:?} ({})",
-                            weight.dtype,
-                            weight.shape,
-                            weight.layout,
-                            first.name,
-                            first.dtype,
-                            first.shape,
-                            first.layout
-                        ),
-                    )
-                    .on_tensor(&weight.name),
-                );
-            }
-        }
-        (faults.0.len() == before).then(|| Piece {
-            name,
-            members: self.members.into_values().collect(),
-            group: Some(self.blob),
-            stack: Some(self.rule),
-        })
-    }
-}
-
-/// All projections of a group have the same number of experts.
-fn check_even(stacks: &BTreeMap<String, Stacking>, faults: &mut Faults) {
-    let mut groups: BTreeMap<&str, Vec<(&str, usize)>> = BTreeMap::new();
-    for (name, stacking) in stacks {
-        groups.entry(&stacking.blob).or_default().push((name, stacking.members.len()));
-    }
-    for (group, members) in groups {
-        let most = members.iter().map(|(_, count)| *count).max().unwrap_or(0);
-        for (name, count) in members.iter().filter(|(_, count)| *count != most) {
-            faults.push(
-                Fault::new(
-                    Code::BadExperts,
-                    format!("{count} experts, but others of {group} have {most}"),
-                )
-                .on_tensor(*name),
-            );
-        }
-    }
-}
-
 /// Whether a rule is the one that takes what no other did.
 fn is_catch_all(rule: &CompiledRule, policy: &Policy) -> bool {
     rule.place.0 == Section::Tensors
@@ -812,21 +609,6 @@ fn is_catch_all(rule: &CompiledRule, policy: &Policy) -> bool {
         && rule.matches.iter().all(|&id| matches!(policy.patterns.source(id), "**" | "**.weight"))
 }
 
-fn reason(id: &str, because: &str) -> Arc<RuleRef> {
-    Arc::new(RuleRef { id: id.into(), file: "lathe".into(), line: 0, because: because.into() })
-}
-
 fn at_source(rule: Arc<RuleRef>) -> Decision {
     Decision { rule, index: None, format: None, misfits: Vec::new() }
-}
-
-fn undecided(source: bool) -> Decision {
-    at_source(match source {
-        true => reason("source", "--quantize source: nothing is quantized"),
-        false => reason("nothing-requested", "no format was asked for"),
-    })
-}
-
-fn producer_kept() -> Decision {
-    at_source(reason("producer-kept", "its producer kept it in higher precision"))
 }

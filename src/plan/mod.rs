@@ -3,7 +3,10 @@
 //! The plan says for every output tensor where it comes from, what is done to it, which format
 //! it gets and which rule decided. Writing decides nothing any more.
 
+mod explain;
 mod make;
+mod route;
+mod stack;
 pub mod render;
 
 use std::sync::Arc;
@@ -15,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::dtype::Dtype;
 use crate::fault::Warning;
 
+pub use explain::{Explanation, Trial, explain};
 pub use make::{
     DRAFT_PREFIX, FILE_MEDIA, JSON_MEDIA, Options, Overrides, Stock, TENSOR_MEDIA, architecture,
     plan,

@@ -354,7 +354,7 @@ mod tests {
         assert_eq!((line, column), (6, 5), "{message}");
         assert_eq!(help.as_deref(), Some("did you mean `bits`?"));
         let (line, column, ..) = at("p.yaml", "name: x\nrules:\n  - {id: a, bits: four}\n");
-        assert_eq!((line, column), (3, 18));
+        assert_eq!((line, column), (3, 19));
     }
 
     #[test]

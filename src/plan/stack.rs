@@ -1,0 +1,174 @@
+//! Stacking: weights of single experts become one piece, in numeric order and without a gap.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::RuleRef;
+use crate::classify::Weight;
+use crate::fault::{Code, Fault, Faults};
+use crate::policy::{Decider, Policy};
+
+/// A weight, or several stacked, with the decision about it.
+pub(super) struct Piece<'w> {
+    pub name: String,
+    /// Members in the order in which they are stacked; one for a weight that is not stacked.
+    pub members: Vec<&'w Weight>,
+    /// The expert group's blob.
+    pub group: Option<String>,
+    /// Why it is stacked.
+    pub stack: Option<Arc<RuleRef>>,
+}
+
+impl Piece<'_> {
+    /// Logical shape of the whole.
+    pub fn shape(&self) -> Vec<u64> {
+        let shape = &self.members[0].shape;
+        match self.group {
+            None => shape.clone(),
+            Some(_) => [&[self.members.len() as u64], shape.as_slice()].concat(),
+        }
+    }
+}
+
+/// Weights in output order: plain ones by name, then stacked experts by name.
+pub(super) fn pieces<'w>(
+    policy: &Policy,
+    decider: &mut Decider,
+    weights: &'w [Weight],
+    faults: &mut Faults,
+) -> Vec<Piece<'w>> {
+    let mut plain = Vec::new();
+    let mut stacks: BTreeMap<String, Stacking<'w>> = BTreeMap::new();
+    for weight in weights {
+        match decider.dropped(&weight.name) {
+            Ok(None) => {}
+            Ok(Some(_)) => continue,
+            Err(fault) => {
+                faults.push(fault);
+                continue;
+            }
+        }
+        let found = policy.stack.iter().find_map(|rule| {
+            // A cheap look before the captures: expert names have a number in them.
+            Some((rule, rule.pattern.captures(&weight.name)?))
+        });
+        let Some((rule, captures)) = found else {
+            let name = weight.name.clone();
+            plain.push(Piece { name, members: vec![weight], group: None, stack: None });
+            continue;
+        };
+        let fill = |template: &str| {
+            template.replace("{group}", &captures["group"]).replace("{name}", &captures["name"])
+        };
+        let stacking = stacks.entry(fill(&rule.into)).or_insert_with(|| Stacking {
+            blob: fill(&rule.blob),
+            rule: rule.info.clone(),
+            members: BTreeMap::new(),
+        });
+        let index = &captures["index"];
+        match index.parse::<u32>().ok().filter(|n| n.to_string() == index) {
+            Some(number) => {
+                if let Some(other) = stacking.members.insert(number, weight) {
+                    let message = format!("expert {index} is there twice, also as {}", other.name);
+                    faults.push(Fault::new(Code::BadExperts, message).on_tensor(&weight.name));
+                }
+            }
+            None => faults.push(
+                Fault::new(Code::BadExperts, format!("`{index}` is not the number of an expert"))
+                    .on_tensor(&weight.name)
+                    .help("experts are numbered 0, 1, 2, … without signs or leading zeros"),
+            ),
+        }
+    }
+    plain.sort_by(|a, b| a.name.cmp(&b.name));
+    check_even(&stacks, faults);
+    for (name, stacking) in stacks {
+        if let Some(piece) = stacking.piece(name, faults) {
+            plain.push(piece);
+        }
+    }
+    plain
+}
+
+/// The experts of one stacked tensor, by number.
+struct Stacking<'w> {
+    blob: String,
+    rule: Arc<RuleRef>,
+    members: BTreeMap<u32, &'w Weight>,
+}
+
+impl<'w> Stacking<'w> {
+    fn piece(self, name: String, faults: &mut Faults) -> Option<Piece<'w>> {
+        let count = self.members.len();
+        let first = *self.members.values().next()?;
+        let before = faults.0.len();
+        let last = *self.members.keys().next_back()? as usize;
+        if last + 1 != count {
+            let missing: Vec<String> = (0..=last as u32)
+                .filter(|number| !self.members.contains_key(number))
+                .take(5)
+                .map(|number| number.to_string())
+                .collect();
+            faults.push(
+                Fault::new(
+                    Code::BadExperts,
+                    format!(
+                        "{count} experts, but numbers up to {last}: missing {}",
+                        missing.join(", ")
+                    ),
+                )
+                .on_tensor(&name)
+                .help("the folder is incomplete: download its shards again"),
+            );
+        }
+        for weight in self.members.values() {
+            if (weight.dtype, &weight.shape, &weight.layout)
+                != (first.dtype, &first.shape, &first.layout)
+            {
+                faults.push(
+                    Fault::new(
+                        Code::BadExperts,
+                        format!(
+                            "{} {:?} ({}) cannot stack with {} {} {:?} ({})",
+                            weight.dtype,
+                            weight.shape,
+                            weight.layout,
+                            first.name,
+                            first.dtype,
+                            first.shape,
+                            first.layout
+                        ),
+                    )
+                    .on_tensor(&weight.name),
+                );
+            }
+        }
+        (faults.0.len() == before).then(|| Piece {
+            name,
+            members: self.members.into_values().collect(),
+            group: Some(self.blob),
+            stack: Some(self.rule),
+        })
+    }
+}
+
+/// All projections of a group have the same number of experts.
+fn check_even(stacks: &BTreeMap<String, Stacking>, faults: &mut Faults) {
+    let mut groups: BTreeMap<&str, Vec<(&str, usize)>> = BTreeMap::new();
+    for (name, stacking) in stacks {
+        groups.entry(&stacking.blob).or_default().push((name, stacking.members.len()));
+    }
+    for (group, members) in groups {
+        let most = members.iter().map(|(_, count)| *count).max().unwrap_or(0);
+        for (name, count) in members.iter().filter(|(_, count)| *count != most) {
+            faults.push(
+                Fault::new(
+                    Code::BadExperts,
+                    format!("{count} experts, but others of {group} have {most}"),
+                )
+                .on_tensor(*name),
+            );
+        }
+    }
+}
+
