@@ -12,5 +12,5 @@ pub mod format;
 pub mod plan;
 pub mod policy;
 pub mod read;
-pub mod write;
 pub mod schema;
+pub mod write;

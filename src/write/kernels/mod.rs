@@ -19,6 +19,7 @@ mod pack;
 pub use decode::{Quantized, decode_fp8, dequantize};
 pub use element::Float;
 pub use fp8::{e4m3_from_f32, e4m3_to_f32, e8m0_to_f32};
+pub use pack::{pack_any as pack, unpack};
 
 use crate::format::{Format, Mode};
 

@@ -1,0 +1,403 @@
+//! Producers' packed integers: read as plain codes, then decoded, or re-expressed as MLX affine.
+//!
+//! Every layout is brought to one form: for output row o and input i an unsigned code q, and for
+//! its group a scale s and an unsigned zero point z, so that w = (q - z) * s. Signed producers'
+//! integers are shifted by half the range. MLX's affine form of the same is scale s and
+//! bias -s * z, with q as it is.
+
+use super::arith::{values, write_floats};
+use super::array::{Array, ByRows, Bytes, Rows};
+use crate::dtype::Dtype;
+use crate::fault::{Code, Fault};
+use crate::plan::{AffinePart, IntOrder, IntPacking};
+
+/// AWQ's order of the eight nibbles of a word along the outputs: nibble n holds output AWQ[n].
+const AWQ: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+
+/// The layout with its sizes.
+#[derive(Clone)]
+struct Layout {
+    packing: IntPacking,
+    outputs: u64,
+    inputs: u64,
+}
+
+impl Layout {
+    /// From the packed weight's shape. `[…, out, in]` layouts may be stacked; then all rows count.
+    fn of(packing: &IntPacking, weight: &Array) -> Result<Layout, Fault> {
+        let bits = u64::from(packing.bits);
+        let unfit = || {
+            let what = format!(
+                "the plan unpacks {}-bit integers ({:?}) from {} {:?}",
+                packing.bits, packing.order, weight.dtype, weight.shape
+            );
+            Fault::new(Code::Unsupported, what)
+        };
+        let columns = weight.last_axis();
+        let rows = weight.elements() / columns.max(1);
+        let in_words = columns * 32 / bits.max(1);
+        let whole = |bits: u64| matches!(bits, 2 | 3 | 4 | 8);
+        let (outputs, inputs) = match (packing.order, weight.dtype) {
+            (IntOrder::CompressedTensors, Dtype::I32) if whole(bits) && bits != 3 => {
+                (rows, in_words)
+            }
+            (IntOrder::Awq, Dtype::I32) if bits == 4 && weight.shape.len() == 2 => (in_words, rows),
+            (IntOrder::Gptq, Dtype::I32) if whole(bits) && weight.shape.len() == 2 => {
+                (columns, rows * 32 / bits)
+            }
+            (IntOrder::ModelOpt, Dtype::U8) if bits == 4 => (rows * 2, columns),
+            (IntOrder::Bytes, Dtype::I8 | Dtype::U8) if bits == 8 => (rows, columns),
+            _ => return Err(unfit()),
+        };
+        if outputs * inputs == 0 {
+            return Err(unfit());
+        }
+        Ok(Layout { packing: packing.clone(), outputs, inputs })
+    }
+
+    /// Inputs that share a scale.
+    fn group(&self) -> u64 {
+        if self.packing.group == 0 { self.inputs } else { self.packing.group }
+    }
+
+    fn groups(&self) -> u64 {
+        self.inputs.div_ceil(self.group())
+    }
+
+    /// The zero point where none are stored.
+    fn middle(&self) -> f32 {
+        f32::from(1u16 << (self.packing.bits - 1))
+    }
+
+    /// Whether scales and zero points stand input-first.
+    fn input_first(&self) -> bool {
+        matches!(self.packing.order, IntOrder::Awq | IntOrder::Gptq)
+    }
+}
+
+/// The `bits` bits from bit `at` on of a little-endian stream.
+fn bits_at(stream: &[u8], at: u64, bits: u32) -> u8 {
+    let byte = (at / 8) as usize;
+    let low = u16::from(stream[byte]);
+    let high = u16::from(stream.get(byte + 1).copied().unwrap_or(0));
+    (((high << 8 | low) >> (at % 8)) & ((1 << bits) - 1)) as u8
+}
+
+/// Codes of whole output rows.
+struct Codes {
+    layout: Layout,
+    packed: Box<dyn Bytes>,
+    size: u64,
+    /// The whole packed weight, for layouts whose rows are spread over all of it.
+    held: Vec<u8>,
+}
+
+impl Codes {
+    fn new(layout: Layout, weight: Array) -> Self {
+        Codes { layout, size: weight.size(), packed: weight.bytes, held: Vec::new() }
+    }
+
+    /// The codes of output row `row`.
+    fn row(&mut self, row: u64, out: &mut [u8]) -> Result<(), Fault> {
+        let Layout { inputs, outputs, .. } = self.layout;
+        let bits = self.layout.packing.bits;
+        match self.layout.packing.order {
+            IntOrder::CompressedTensors => {
+                let stride = inputs * u64::from(bits) / 8;
+                self.held.resize(stride as usize, 0);
+                self.packed.read(row * stride, &mut self.held)?;
+                super::kernels::unpack(bits, &self.held, out);
+            }
+            IntOrder::Bytes => {
+                self.packed.read(row * inputs, out)?;
+                out.iter_mut().for_each(|code| *code ^= 0x80);
+            }
+            IntOrder::ModelOpt => {
+                self.packed.read(row / 2 * inputs, out)?;
+                for code in out {
+                    *code = ((*code >> (row % 2 * 4)) & 15) ^ 8;
+                }
+            }
+            IntOrder::Awq => {
+                self.hold()?;
+                let nibble = AWQ.iter().position(|&output| output == (row % 8) as usize);
+                let at = row / 8 * 32 + nibble.unwrap_or(0) as u64 * 4;
+                for (input, code) in out.iter_mut().enumerate() {
+                    *code = bits_at(&self.held, input as u64 * outputs * 4 + at, 4);
+                }
+            }
+            IntOrder::Gptq => {
+                self.hold()?;
+                for (input, code) in out.iter_mut().enumerate() {
+                    *code = self.gptq(row, input as u64);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// GPTQ's integers run down a column of words as one stream of bits.
+    fn gptq(&self, row: u64, input: u64) -> u8 {
+        let bits = self.layout.packing.bits;
+        let first = input * u64::from(bits);
+        let bit = |at: u64| {
+            let word = (at / 32 * self.layout.outputs + row) * 32;
+            bits_at(&self.held, word + at % 32, 1)
+        };
+        if 32 % bits == 0 {
+            let word = (first / 32 * self.layout.outputs + row) * 32;
+            return bits_at(&self.held, word + first % 32, bits);
+        }
+        (0..bits).map(|i| bit(first + u64::from(i)) << i).sum()
+    }
+
+    fn hold(&mut self) -> Result<(), Fault> {
+        if self.held.is_empty() {
+            self.held.resize(self.size as usize, 0);
+            self.packed.read(0, &mut self.held)?;
+        }
+        Ok(())
+    }
+
+    fn held(&self) -> u64 {
+        if self.layout.input_first() { self.size } else { self.layout.inputs }
+    }
+}
+
+/// Scales and zero points, `[outputs, groups]` each.
+struct Grid {
+    scales: Vec<f32>,
+    zeros: Vec<f32>,
+}
+
+impl Grid {
+    /// Reads them; `zeros` when the packing stores them.
+    fn read(layout: &Layout, scales: &mut Array, zeros: Option<&mut Array>) -> Result<Grid, Fault> {
+        let (outputs, groups) = (layout.outputs, layout.groups());
+        let wanted = outputs * groups;
+        if scales.elements() != wanted {
+            let what = format!("{} scales where {wanted} are needed", scales.elements());
+            return Err(Fault::new(Code::BadScale, what));
+        }
+        let mut scale = values(scales)?;
+        if layout.input_first() {
+            scale = transposed(&scale, groups as usize, outputs as usize);
+        }
+        let zeros = match zeros {
+            Some(zeros) => Self::zeros(layout, zeros)?,
+            None => vec![layout.middle(); wanted as usize],
+        };
+        Ok(Grid { scales: scale, zeros })
+    }
+
+    fn zeros(layout: &Layout, array: &mut Array) -> Result<Vec<f32>, Fault> {
+        let (outputs, groups) = (layout.outputs, layout.groups());
+        let bits = layout.packing.bits;
+        let wide = u64::from(bits);
+        let (along, across) = match layout.packing.order {
+            IntOrder::CompressedTensors => (outputs, groups), // packed down the rows
+            _ => (groups, outputs),                           // packed along them
+        };
+        let packed = match layout.packing.order {
+            IntOrder::CompressedTensors => along.div_ceil(32 / wide) * 4 * across,
+            IntOrder::Awq | IntOrder::Gptq => along * (across * wide).div_ceil(32) * 4,
+            IntOrder::ModelOpt | IntOrder::Bytes => outputs * groups,
+        };
+        let bytes = array.read_all()?;
+        if bytes.len() as u64 != packed {
+            let what = format!("zero points of {} bytes where {packed} are needed", bytes.len());
+            return Err(Fault::new(Code::BadScale, what));
+        }
+        let stride = if groups > 0 { packed / groups } else { 0 };
+        let zero = |output: u64, group: u64| match layout.packing.order {
+            IntOrder::CompressedTensors => {
+                let word = (output * wide / 32 * groups + group) * 32;
+                bits_at(&bytes, word + output * wide % 32, bits)
+            }
+            IntOrder::Awq => {
+                let nibble = AWQ.iter().position(|&o| o == (output % 8) as usize).unwrap_or(0);
+                bits_at(&bytes, group * stride * 8 + output / 8 * 32 + nibble as u64 * 4, 4)
+            }
+            // Stored minus one; GPTQ's readers let that wrap around in the integers' width.
+            IntOrder::Gptq => {
+                let stored = bits_at(&bytes, group * stride * 8 + output * wide, bits);
+                (stored + 1) & ((1u16 << bits) - 1) as u8
+            }
+            IntOrder::ModelOpt => (bytes[(output * groups + group) as usize] & 15) ^ 8,
+            IntOrder::Bytes => bytes[(output * groups + group) as usize] ^ 0x80,
+        };
+        let places = (0..outputs).flat_map(|output| (0..groups).map(move |group| (output, group)));
+        Ok(places.map(|(output, group)| f32::from(zero(output, group))).collect())
+    }
+}
+
+fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    (0..columns).flat_map(|c| (0..rows).map(move |r| values[r * columns + c])).collect()
+}
+
+fn logical(layout: &Layout, weight: &Array) -> Vec<u64> {
+    let mut shape = weight.shape.clone();
+    let rank = shape.len();
+    if rank > 2 {
+        // Stacked: the leading axes stay, the matrix has its logical sizes.
+        let lead: u64 = shape[..rank - 2].iter().product();
+        shape[rank - 2] = layout.outputs / lead;
+        shape[rank - 1] = layout.inputs;
+        return shape;
+    }
+    vec![layout.outputs, layout.inputs]
+}
+
+/// Splits `[packed, scales]` or `[packed, scales, zero points]`.
+fn parts(packing: &IntPacking, arrays: Vec<Array>) -> Result<(Array, Array, Option<Array>), Fault> {
+    let count = arrays.len();
+    let mut arrays = arrays.into_iter();
+    match (arrays.next(), arrays.next(), arrays.next(), arrays.next()) {
+        (Some(weight), Some(scales), zeros, None) if zeros.is_some() == packing.zero_points => {
+            Ok((weight, scales, zeros))
+        }
+        _ => {
+            let what = format!("the plan unpacks integers from {count} arrays");
+            Err(Fault::new(Code::Companion, what))
+        }
+    }
+}
+
+/// Integers decoded to BF16: (q - z) * s in F32, rounded once.
+struct Unpacked {
+    codes: Codes,
+    scales: Array,
+    zeros: Option<Array>,
+    grid: Option<Grid>,
+    scratch: Vec<u8>,
+}
+
+/// Decodes `[packed, scales]` (and zero points, where stored) to BF16 `[…, out, in]`.
+pub fn unpacked(packing: &IntPacking, arrays: Vec<Array>) -> Result<Array, Fault> {
+    let (weight, scales, zeros) = parts(packing, arrays)?;
+    let layout = Layout::of(packing, &weight)?;
+    let shape = logical(&layout, &weight);
+    let codes = Codes::new(layout, weight);
+    let rows = Unpacked { codes, scales, zeros, grid: None, scratch: Vec::new() };
+    Ok(Array { dtype: Dtype::BF16, shape, bytes: Box::new(ByRows::new(rows)) })
+}
+
+impl Rows for Unpacked {
+    fn row(&self) -> usize {
+        self.codes.layout.inputs as usize * 2
+    }
+
+    fn rows(&mut self, first: u64, out: &mut [u8]) -> Result<(), Fault> {
+        let layout = self.codes.layout.clone();
+        if self.grid.is_none() {
+            self.grid = Some(Grid::read(&layout, &mut self.scales, self.zeros.as_mut())?);
+        }
+        let Some(grid) = &self.grid else { return Ok(()) };
+        let groups = layout.groups() as usize;
+        self.scratch.resize(layout.inputs as usize, 0);
+        for (row, out) in (first..).zip(out.chunks_exact_mut(layout.inputs as usize * 2)) {
+            self.codes.row(row, &mut self.scratch)?;
+            let at = row as usize * groups;
+            for (input, (&code, out)) in
+                self.scratch.iter().zip(out.as_chunks_mut::<2>().0).enumerate()
+            {
+                let place = at + input / layout.group() as usize;
+                let value = (f32::from(code) - grid.zeros[place]) * grid.scales[place];
+                *out = half::bf16::from_f32(value).to_le_bytes();
+            }
+        }
+        Ok(())
+    }
+
+    fn held(&self) -> u64 {
+        self.codes.held() + 8 * self.scales.elements()
+    }
+}
+
+/// One part of a weight re-expressed as MLX affine. `wanted` is the shape that the plan gives the
+/// part: scales may be repeated along the last axis where the producer's group is a multiple.
+pub fn affine(
+    packing: &IntPacking,
+    part: AffinePart,
+    arrays: Vec<Array>,
+    dtype: Dtype,
+    wanted: &[u64],
+) -> Result<Array, Fault> {
+    if part == AffinePart::Weight {
+        let weight = arrays.into_iter().next();
+        let weight = weight.ok_or_else(|| Fault::new(Code::Companion, "no packed weight"))?;
+        let layout = Layout::of(packing, &weight)?;
+        let mut shape = logical(&layout, &weight);
+        let columns = layout.inputs * u64::from(packing.bits) / 32;
+        if let Some(last) = shape.last_mut() {
+            *last = columns;
+        }
+        let codes = Codes::new(layout, weight);
+        let rows = Repacked { codes, scratch: Vec::new() };
+        return Ok(Array { dtype: Dtype::U32, shape, bytes: Box::new(ByRows::new(rows)) });
+    }
+    let (weight, mut scales, mut zeros) = parts(packing, arrays)?;
+    let layout = Layout::of(packing, &weight)?;
+    let columns = wanted.last().copied().unwrap_or(0);
+    let groups = layout.groups();
+    if columns == 0
+        || columns % groups != 0
+        || layout.outputs * columns != wanted.iter().product::<u64>()
+    {
+        let what = format!("{groups} groups a row cannot become scales of shape {wanted:?}");
+        return Err(Fault::new(Code::BadScale, what));
+    }
+    let grid = Grid::read(&layout, &mut scales, zeros.as_mut())?;
+    let of = |place: usize| match part {
+        AffinePart::Bias => -grid.scales[place] * grid.zeros[place],
+        _ => grid.scales[place],
+    };
+    let repeat = (columns / groups) as usize;
+    let parts: Vec<f32> = (0..grid.scales.len()).flat_map(|i| vec![of(i); repeat]).collect();
+    let mut bytes = vec![0; parts.len() * dtype.bytes() as usize];
+    write_floats(dtype, &parts, &mut bytes).ok_or_else(|| {
+        Fault::new(Code::StalePlan, format!("scales cannot be stored as {dtype}"))
+    })?;
+    Ok(Array { dtype, shape: wanted.to_vec(), bytes: Box::new(InMemory(bytes)) })
+}
+
+/// Codes packed as MLX packs them.
+struct Repacked {
+    codes: Codes,
+    scratch: Vec<u8>,
+}
+
+impl Rows for Repacked {
+    fn row(&self) -> usize {
+        (self.codes.layout.inputs * u64::from(self.codes.layout.packing.bits) / 8) as usize
+    }
+
+    fn rows(&mut self, first: u64, out: &mut [u8]) -> Result<(), Fault> {
+        let bits = self.codes.layout.packing.bits;
+        let row_bytes = self.row();
+        self.scratch.resize(self.codes.layout.inputs as usize, 0);
+        for (row, out) in (first..).zip(out.chunks_exact_mut(row_bytes)) {
+            self.codes.row(row, &mut self.scratch)?;
+            super::kernels::pack(bits, &self.scratch, out);
+        }
+        Ok(())
+    }
+
+    fn held(&self) -> u64 {
+        self.codes.held()
+    }
+}
+
+/// Bytes that are there already.
+struct InMemory(Vec<u8>);
+
+impl Bytes for InMemory {
+    fn read(&mut self, at: u64, out: &mut [u8]) -> Result<(), Fault> {
+        out.copy_from_slice(&self.0[at as usize..at as usize + out.len()]);
+        Ok(())
+    }
+
+    fn held(&self) -> u64 {
+        self.0.len() as u64
+    }
+}

@@ -1,0 +1,100 @@
+//! The safetensors form of a blob: its header, and so every size, before a weight is read.
+
+use serde_json::{Map, Value, json};
+
+use super::kernels::Float;
+use crate::dtype::Dtype;
+use crate::fault::{Code, Fault};
+use crate::format::Formats;
+use crate::plan::{Blob, Op, Tensor};
+
+/// A tensor as it stands in a blob.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name.
+    pub name: String,
+    /// dtype.
+    pub dtype: Dtype,
+    /// Shape.
+    pub shape: Vec<u64>,
+}
+
+impl Entry {
+    fn size(&self) -> u64 {
+        self.shape.iter().product::<u64>() * self.dtype.bytes()
+    }
+}
+
+/// What a planned tensor becomes in its blob: itself, or packed weight, scales and biases.
+pub fn entries(tensor: &Tensor) -> Result<Vec<Entry>, Fault> {
+    let entry = |suffix: &str, dtype: Dtype, shape: Vec<u64>| Entry {
+        name: format!("{}{suffix}", tensor.name),
+        dtype,
+        shape,
+    };
+    let Some(Op::Quantize { format }) = tensor.ops.last() else {
+        return Ok(vec![entry("", tensor.dtype, tensor.shape.clone())]);
+    };
+    let format = Formats::built_in().get(format).ok_or_else(|| {
+        Fault::new(Code::UnknownFormat, format!("unknown format \"{format}\""))
+            .on_tensor(&tensor.name)
+    })?;
+    // An empty or odd result is an error here, before anything is written.
+    if !format.fits(&tensor.shape)
+        || tensor.shape.contains(&0)
+        || Float::try_from(tensor.dtype).is_err()
+    {
+        let what = format!("{} does not fit {} {:?}", format.name, tensor.dtype, tensor.shape);
+        return Err(Fault::new(Code::Compute, what).on_tensor(&tensor.name));
+    }
+    let scale = format.scale_dtype(tensor.dtype);
+    let mut entries = vec![
+        entry("", Dtype::U32, format.packed_shape(&tensor.shape)),
+        entry(".scale", scale, format.scale_shape(&tensor.shape)),
+    ];
+    if format.has_bias() {
+        entries.push(entry(".bias", scale, format.scale_shape(&tensor.shape)));
+    }
+    Ok(entries)
+}
+
+/// The bytes before the data: the header's length, and the header, padded with spaces so that the
+/// data begin at a multiple of 8. Keys and data stand in the plan's order.
+pub fn header(blob: &Blob) -> Result<Vec<u8>, Fault> {
+    let mut keys = Map::new();
+    if !blob.metadata.is_empty() {
+        keys.insert("__metadata__".into(), json!(blob.metadata));
+    }
+    let mut at = 0;
+    for entry in entries_of(blob)? {
+        let end = at + entry.size();
+        let value = json!({
+            "dtype": entry.dtype.as_str(),
+            "shape": entry.shape,
+            "data_offsets": [at, end],
+        });
+        if keys.insert(entry.name.clone(), value).is_some() {
+            let what = format!("two tensors of blob {} have one name", blob.name);
+            return Err(Fault::new(Code::NameCollision, what).on_tensor(entry.name));
+        }
+        at = end;
+    }
+    let mut text = Value::Object(keys).to_string().into_bytes();
+    text.resize(text.len().next_multiple_of(8), b' ');
+    let length = text.len() as u64;
+    Ok([length.to_le_bytes().as_slice(), &text].concat())
+}
+
+/// Size of the blob's file.
+pub fn size(blob: &Blob) -> Result<u64, Fault> {
+    let data: u64 = entries_of(blob)?.iter().map(Entry::size).sum();
+    Ok(header(blob)?.len() as u64 + data)
+}
+
+fn entries_of(blob: &Blob) -> Result<Vec<Entry>, Fault> {
+    let mut all = Vec::new();
+    for tensor in &blob.tensors {
+        all.extend(entries(tensor)?);
+    }
+    Ok(all)
+}
