@@ -6,7 +6,7 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 
 use super::{
-    Blob, Draft, File, Manifest, Op, Plan, Request, RuleRef, Source, SourceTensor, Tensor, VERSION,
+    Blob, Draft, File, Manifest, Op, Plan, Request, RuleRef, Source, SourceTensor, Tensor, Totals, VERSION,
 };
 use crate::classify::{Classified, Part, Weight, WeightKind};
 use crate::dtype::Dtype;
@@ -101,7 +101,8 @@ pub fn plan(target: Stock, draft: Option<Stock>, options: &Options) -> Result<Pl
     manifest.requires = options.overrides.requires.clone().or(manifest.requires);
     manifest.draft = draft_manifest;
     builder.check_names(&mut faults);
-    let Builder { blobs, files, warnings, notes, totals, .. } = builder;
+    let Builder { blobs, files, warnings, notes, .. } = builder;
+    let totals = Totals::of(blobs.iter().flat_map(|blob| &blob.tensors));
     if options.strict {
         for note in &notes {
             let code =
@@ -192,7 +193,6 @@ struct Builder {
     files: Vec<File>,
     warnings: Vec<Warning>,
     notes: Vec<Warning>,
-    totals: super::Totals,
     /// Output name → where it came from.
     names: HashMap<String, String>,
     collisions: Vec<(String, String, String)>,
@@ -226,7 +226,7 @@ impl Builder {
         let mut refused: BTreeMap<Arc<str>, (usize, String, Arc<str>)> = BTreeMap::new();
         let mut requantized: BTreeMap<Arc<str>, (usize, String)> = BTreeMap::new();
         let mut kept_formats: Vec<String> = Vec::new();
-        let mut groups: IndexMap<String, Vec<(Option<&'static Format>, Vec<Tensor>, u64)>> =
+        let mut groups: IndexMap<String, Vec<(Option<&'static Format>, Vec<Tensor>)>> =
             IndexMap::new();
         let own = Own { inventory, role };
 
@@ -297,13 +297,11 @@ impl Builder {
                 (decision.format, vec![own.made(piece, &output, &shape, &decision)])
             };
 
-            let elements = shape.iter().product();
-            self.count(chosen, &tensors, elements);
             match &piece.group {
                 Some(group) => groups
                     .entry(output_name(group, role))
                     .or_default()
-                    .push((chosen, tensors, elements)),
+                    .push((chosen, tensors)),
                 None => self.push_blob(output.clone(), chosen, tensors),
             }
         }
@@ -375,15 +373,15 @@ impl Builder {
     fn push_group(
         &mut self,
         name: String,
-        members: Vec<(Option<&'static Format>, Vec<Tensor>, u64)>,
+        members: Vec<(Option<&'static Format>, Vec<Tensor>)>,
     ) {
         let first = members[0].0.map(|format| &format.name);
-        if members.iter().all(|(format, ..)| format.map(|format| &format.name) == first) {
+        if members.iter().all(|(format, _)| format.map(|format| &format.name) == first) {
             let format = members[0].0;
-            let tensors = members.into_iter().flat_map(|(_, tensors, _)| tensors).collect();
+            let tensors = members.into_iter().flat_map(|(_, tensors)| tensors).collect();
             self.push_blob(name, format, tensors);
         } else {
-            for (format, tensors, _) in members {
+            for (format, tensors) in members {
                 self.push_blob(tensors[0].name.clone(), format, tensors);
             }
         }
@@ -424,24 +422,6 @@ impl Builder {
                 .help("remove one of the two source tensors, or drop it with a rule"),
             );
         }
-    }
-
-    fn count(&mut self, format: Option<&Format>, tensors: &[Tensor], elements: u64) {
-        let row = format.map_or(SOURCE, |format| &format.name);
-        let row = self.totals.by_format.entry(row.to_string()).or_default();
-        row.tensors += 1;
-        row.elements += elements;
-        for tensor in tensors {
-            row.bytes += tensor.bytes;
-            self.totals.tensors += 1;
-            self.totals.bytes_in += tensor.bytes_in();
-            self.totals.bytes_out += tensor.bytes;
-        }
-        let elements: u64 = self.totals.by_format.values().map(|row| row.elements).sum();
-        self.totals.bits_per_weight = match elements {
-            0 => 0.0,
-            n => self.totals.bytes_out as f64 * 8.0 / n as f64,
-        };
     }
 
     /// Rules of the policy's own file that decided nothing, and what only a catch-all reached.

@@ -3,6 +3,8 @@
 //! The plan says for every output tensor where it comes from, what is done to it, which format
 //! it gets and which rule decided. Writing decides nothing any more.
 
+mod check;
+mod diff;
 mod explain;
 mod make;
 mod route;
@@ -18,6 +20,8 @@ use serde::{Deserialize, Serialize};
 use crate::dtype::Dtype;
 use crate::fault::Warning;
 
+pub use check::check;
+pub use diff::{Change, Diff, diff};
 pub use explain::{Explanation, Trial, explain};
 pub use make::{
     DRAFT_PREFIX, FILE_MEDIA, JSON_MEDIA, Options, Overrides, Stock, TENSOR_MEDIA, architecture,
@@ -151,9 +155,32 @@ impl Tensor {
         self.sources.iter().map(SourceTensor::bytes).sum()
     }
 
-    /// Elements before quantization.
+    /// Elements of `shape`.
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()
+    }
+
+    /// Whether it is the scale, bias or global scale of a kept quantized weight.
+    pub fn is_companion(&self) -> bool {
+        let companion = [".scale", ".bias", ".global_scale"];
+        self.format.is_some()
+            && self.ops.iter().all(|op| op.quantizes().is_none())
+            && companion.iter().any(|suffix| self.name.ends_with(suffix))
+    }
+
+    /// Weights in it: its elements, unpacked; none for a companion.
+    pub fn weights(&self) -> u64 {
+        let kept = match &self.format {
+            Some(format) if self.ops.iter().all(|op| op.quantizes().is_none()) => {
+                crate::format::Formats::built_in().get(format)
+            }
+            _ => None,
+        };
+        match kept {
+            Some(_) if self.is_companion() => 0,
+            Some(format) => self.bytes * 8 / u64::from(format.bits),
+            None => self.elements(),
+        }
     }
 }
 
@@ -384,6 +411,29 @@ pub struct Totals {
     pub bits_per_weight: f64,
     /// By format (`source` for what stays as it is).
     pub by_format: IndexMap<String, FormatTotal>,
+}
+
+impl Totals {
+    /// Sums over tensors.
+    pub fn of<'t>(tensors: impl Iterator<Item = &'t Tensor>) -> Totals {
+        let mut totals = Totals::default();
+        let mut weights = 0;
+        for tensor in tensors {
+            let row = tensor.format.as_deref().unwrap_or(crate::format::SOURCE);
+            let row = totals.by_format.entry(row.to_string()).or_default();
+            row.tensors += u64::from(!tensor.is_companion());
+            row.elements += tensor.weights();
+            row.bytes += tensor.bytes;
+            totals.tensors += 1;
+            totals.bytes_in += tensor.bytes_in();
+            totals.bytes_out += tensor.bytes;
+            weights += tensor.weights();
+        }
+        if weights > 0 {
+            totals.bits_per_weight = totals.bytes_out as f64 * 8.0 / weights as f64;
+        }
+        totals
+    }
 }
 
 /// One row of the histogram of formats.
