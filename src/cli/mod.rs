@@ -1,7 +1,13 @@
 //! The command line: arguments in, text and exit codes out. One file per subcommand; no logic
 //! beyond arguments and printing.
 
+mod args;
+mod cp;
+mod gc;
+mod list;
+mod rm;
 mod ui;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -20,6 +26,11 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    List(list::List),
+    Rm(rm::Rm),
+    Cp(cp::Cp),
+    Verify(verify::Verify),
+    Gc(gc::Gc),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -44,6 +55,11 @@ pub fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<(), ui::Failure> {
     match command {
+        Command::List(args) => list::run(&args),
+        Command::Rm(args) => rm::run(&args),
+        Command::Cp(args) => cp::run(&args),
+        Command::Verify(args) => verify::run(&args),
+        Command::Gc(args) => gc::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "lathe", &mut std::io::stdout());
             Ok(())

@@ -1,9 +1,14 @@
 //! How results and faults are shown: one place for colours, widths, JSON and exit codes.
 
-use std::io::Write;
+use std::fmt::Display;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
 
 use clap::ValueEnum;
+use comfy_table::presets;
+use comfy_table::{ContentArrangement, Table};
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::fault::{self, Fault, Faults};
@@ -85,5 +90,114 @@ pub fn print_json(value: &impl Serialize) {
     let done = serde_json::to_writer_pretty(&mut out, value);
     if done.is_ok() {
         let _ = writeln!(out);
+    }
+}
+
+/// Prints a result on standard output. A closed pipe ends quietly.
+pub fn print(what: impl Display) {
+    let _ = writeln!(anstream::stdout().lock(), "{what}");
+}
+
+/// Says something in passing, on standard error, so that scripts need not see it.
+pub fn note(what: &str) {
+    let _ = writeln!(anstream::stderr().lock(), "{what}");
+}
+
+/// Warns, on standard error.
+pub fn warn(what: &str) {
+    let _ = writeln!(anstream::stderr().lock(), "\x1b[33mwarning:\x1b[0m {what}");
+}
+
+/// An empty table with a header, as wide as the terminal and without lines.
+pub fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_header(header.iter().copied());
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table
+}
+
+/// A number of bytes for people: three digits, decimal units.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
+    if n < 1000 {
+        return format!("{n} B");
+    }
+    let mut value = n as f64 / 1000.0;
+    let mut unit = 0;
+    // 999.5 would be printed as 1000.
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    let digits = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
+/// How long ago, for people.
+pub fn ago(time: SystemTime) -> String {
+    let seconds = time.elapsed().unwrap_or(Duration::ZERO).as_secs();
+    const UNITS: [(u64, &str); 6] = [
+        (365 * 86400, "year"),
+        (30 * 86400, "month"),
+        (7 * 86400, "week"),
+        (86400, "day"),
+        (3600, "hour"),
+        (60, "minute"),
+    ];
+    match UNITS.iter().find(|(length, _)| seconds >= *length) {
+        None => "just now".into(),
+        Some((length, unit)) => {
+            let n = seconds / length;
+            format!("{n} {unit}{} ago", if n == 1 { "" } else { "s" })
+        }
+    }
+}
+
+/// A time for scripts: RFC 3339, UTC.
+pub fn timestamp(time: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(time).to_string()
+}
+
+/// A bar that counts bytes, on a terminal only.
+pub fn byte_bar(doing: &str, total: u64, quiet: bool) -> ProgressBar {
+    if quiet || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template(
+        "{msg} {wide_bar:.cyan/dim} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
+    );
+    let bar = ProgressBar::new(total).with_message(doing.to_string());
+    if let Ok(style) = style { bar.with_style(style) } else { bar }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_three_digits() {
+        let shown = [0, 999, 1000, 9_994, 9_995, 99_949, 99_950, 999_499, 999_500, 269_060_552];
+        let shown: Vec<_> = shown.into_iter().map(bytes).collect();
+        assert_eq!(
+            shown,
+            [
+                "0 B", "999 B", "1.00 kB", "9.99 kB", "10.0 kB", "99.9 kB", "100 kB", "999 kB",
+                "1.00 MB", "269 MB"
+            ]
+        );
+        assert_eq!(bytes(u64::MAX), "18.4 EB");
+    }
+
+    #[test]
+    fn ages_are_rounded_down() {
+        let shown = |seconds| ago(SystemTime::now() - Duration::from_secs(seconds));
+        assert_eq!(shown(59), "just now");
+        assert_eq!(shown(60), "1 minute ago");
+        assert_eq!(shown(7300), "2 hours ago");
+        assert_eq!(ago(SystemTime::now() + Duration::from_secs(99)), "just now");
+        assert_eq!(timestamp(SystemTime::UNIX_EPOCH), "1970-01-01T00:00:00Z");
     }
 }

@@ -1,0 +1,51 @@
+//! Arguments that several commands take.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::ui::Output;
+use crate::fault::{Fault, Faults};
+use crate::store::{Name, Store};
+
+/// Which store.
+#[derive(Args)]
+pub struct StoreArg {
+    /// The store [default: $LATHE_STORE, else ~/.lathe/models]
+    ///
+    /// It is laid out as Ollama's, so this may also be Ollama's own: ~/.ollama/models.
+    #[arg(long, value_name = "DIR", help_heading = "Where")]
+    pub store: Option<PathBuf>,
+}
+
+impl StoreArg {
+    /// The store.
+    pub fn open(&self) -> Result<Store, Fault> {
+        Store::open(self.store.as_deref())
+    }
+}
+
+/// For people or for scripts.
+#[derive(Args)]
+pub struct OutputArg {
+    /// How to print the result
+    #[arg(short, long, value_enum, default_value_t = Output::Table, value_name = "FORM")]
+    pub output: Output,
+}
+
+impl OutputArg {
+    /// Whether scripts read it.
+    pub fn json(&self) -> bool {
+        self.output == Output::Json
+    }
+}
+
+/// All names, each checked, with all faults at once.
+pub fn names(given: &[String]) -> Result<Vec<Name>, Faults> {
+    let mut faults = Faults::default();
+    let names = given
+        .iter()
+        .filter_map(|name| faults.absorb(Name::parse(name).map_err(Faults::from)))
+        .collect();
+    faults.or(names)
+}

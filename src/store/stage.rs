@@ -1,0 +1,310 @@
+//! Adding to the store: blobs are staged beside their place, synced together, then renamed; the
+//! manifest comes last.
+//!
+//! Staged files bear a prefix that no blob has. They are removed when a [`Writer`] goes away
+//! without a commit; those of a process that was killed are removed by the next writer.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use sha2::{Digest as _, Sha256};
+use tempfile::{NamedTempFile, TempPath};
+
+use super::lock::Lock;
+use super::{Digest, Layer, Manifest, Name, Store, store_fault};
+use crate::fault::{Code, Fault};
+
+/// How staged files are called.
+pub(super) const STAGED: &str = ".lathe-staged-";
+
+/// The right to add blobs and a manifest. Several writers may be at work at once, in this process
+/// and in others, and one writer may be shared by threads.
+#[derive(Debug)]
+pub struct Writer {
+    store: Store,
+    staged: Mutex<HashMap<Digest, StagedBlob>>,
+    /// Released after `staged` is dropped, so that a sweep never meets files in use.
+    _lock: Lock,
+}
+
+#[derive(Debug)]
+struct StagedBlob {
+    file: TempPath,
+    size: u64,
+}
+
+/// A blob that the store has, or will have once its writer commits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blob {
+    /// Its digest.
+    pub digest: Digest,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Whether the store did not have it before.
+    pub new: bool,
+}
+
+impl Blob {
+    /// The layer that it is in a manifest.
+    pub fn layer(&self, media_type: &str, name: Option<&str>) -> Layer {
+        Layer {
+            media_type: media_type.into(),
+            digest: self.digest,
+            size: self.size,
+            name: name.map(Into::into),
+        }
+    }
+}
+
+/// What [`Writer::commit`] did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Committed {
+    /// Digest of the manifest.
+    pub digest: Digest,
+    /// Blobs that the store did not have before.
+    pub new_blobs: u64,
+    /// Bytes in them.
+    pub new_bytes: u64,
+    /// Whether the store had the very same model under this name already.
+    pub unchanged: bool,
+}
+
+impl Store {
+    /// Begins to add to the store, creating it if need be. Waits while blobs are being removed.
+    pub fn writer(&self) -> Result<Writer, Fault> {
+        let blobs = self.blobs_dir();
+        fs::create_dir_all(&blobs).map_err(|error| store_fault("create", &blobs, &error))?;
+        // Nobody else at work: what is staged now was left by a process that was killed.
+        if let Some(_alone) = self.try_lock_exclusive()? {
+            for path in self.leftovers()? {
+                let _ = fs::remove_file(path);
+            }
+        }
+        let lock = self.lock_shared()?;
+        Ok(Writer { store: self.clone(), staged: Mutex::default(), _lock: lock })
+    }
+
+    /// Bytes free for this user on the disk of the store; `None` where the system does not tell.
+    pub fn free_space(&self) -> Option<u64> {
+        // The store itself may not exist yet; the nearest parent that does is on the same disk.
+        let absolute = std::path::absolute(self.blobs_dir()).ok()?;
+        absolute.ancestors().find(|dir| dir.exists()).and_then(free_space)
+    }
+
+    /// A fault when the disk has less than `bytes` free.
+    pub fn require_space(&self, bytes: u64) -> Result<(), Fault> {
+        match self.free_space() {
+            Some(free) if free < bytes => {
+                let what = format!(
+                    "{} needs {bytes} bytes more, and its disk has {free} free",
+                    self.dir.display()
+                );
+                Err(Fault::new(Code::NoSpace, what).help(
+                    "free some space (`lathe gc`, `lathe rm`), or name another store with --store",
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(unix)]
+fn free_space(dir: &Path) -> Option<u64> {
+    let stat = rustix::fs::statvfs(dir).ok()?;
+    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+#[cfg(not(unix))]
+fn free_space(_dir: &Path) -> Option<u64> {
+    None
+}
+
+impl Writer {
+    /// The store that is written to.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Begins a blob, to be written from its first byte to its last.
+    pub fn stage(&self) -> Result<Staged<'_>, Fault> {
+        let dir = self.store.blobs_dir();
+        let file = temporary(&dir).map_err(|error| store_fault("write in", &dir, &error))?;
+        Ok(Staged { writer: self, file, hasher: Sha256::new(), size: 0 })
+    }
+
+    /// Adds a blob of these bytes.
+    pub fn add(&self, bytes: &[u8]) -> Result<Blob, Fault> {
+        let (digest, size) = (Digest::of(bytes), bytes.len() as u64);
+        if self.has(&digest, size) {
+            return Ok(Blob { digest, size, new: false });
+        }
+        let mut staged = self.stage()?;
+        staged.write_all(bytes).map_err(|error| staged.fault(&error))?;
+        staged.finish()
+    }
+
+    /// Adds a copy of a file.
+    pub fn add_file(&self, path: &Path) -> Result<Blob, Fault> {
+        let mut source = File::open(path).map_err(|error| Fault::io("open", path, &error))?;
+        let mut staged = self.stage()?;
+        let mut buffer = vec![0; 1 << 18];
+        loop {
+            match io::Read::read(&mut source, &mut buffer) {
+                Ok(0) => return staged.finish(),
+                Ok(n) => staged.write_all(&buffer[..n]).map_err(|error| staged.fault(&error))?,
+                Err(error) => return Err(Fault::io("read", path, &error)),
+            }
+        }
+    }
+
+    /// Whether the store has the blob, or will have it once this writer commits. A file of another
+    /// size is damaged and does not count.
+    pub fn has(&self, digest: &Digest, size: u64) -> bool {
+        self.staged().contains_key(digest) || has_size(&self.store.blob_path(digest), size)
+    }
+
+    /// Puts the staged blobs and then the manifest in place. Everything is on the disk before a
+    /// name appears. The same manifest under the same name is left as it is.
+    pub fn commit(self, name: &Name, manifest: &Manifest) -> Result<Committed, Fault> {
+        let bytes = serde_json::to_vec(manifest).map_err(|error| {
+            Fault::new(Code::Internal, format!("the manifest cannot be written: {error}"))
+        })?;
+        self.commit_bytes(name, manifest, &bytes)
+    }
+
+    /// As [`Writer::commit`], with the manifest's very bytes.
+    pub(super) fn commit_bytes(
+        self,
+        name: &Name,
+        manifest: &Manifest,
+        bytes: &[u8],
+    ) -> Result<Committed, Fault> {
+        for layer in manifest.blobs() {
+            if !self.has(&layer.digest, layer.size) {
+                return Err(super::missing_blob(&layer.digest));
+            }
+        }
+        let (new_blobs, new_bytes) = self.publish_blobs()?;
+        let name = self.store.spelled(name)?;
+        let path = self.store.manifest_path(&name);
+        let unchanged = fs::read(&path).is_ok_and(|old| old == bytes);
+        if !unchanged {
+            publish_manifest(&path, bytes).map_err(|error| store_fault("write", &path, &error))?;
+        }
+        Ok(Committed { digest: Digest::of(bytes), new_blobs, new_bytes, unchanged })
+    }
+
+    /// Renames the staged blobs to their digests; tells how many there were, and their bytes.
+    fn publish_blobs(&self) -> Result<(u64, u64), Fault> {
+        let staged = std::mem::take(&mut *self.staged());
+        if staged.is_empty() {
+            return Ok((0, 0));
+        }
+        let dir = self.store.blobs_dir();
+        sync_all(&dir, staged.values()).map_err(|error| store_fault("sync", &dir, &error))?;
+        let (mut blobs, mut bytes) = (0, 0);
+        for (digest, StagedBlob { file, size }) in staged {
+            let path = self.store.blob_path(&digest);
+            file.persist(&path).map_err(|error| store_fault("write", &path, &error.error))?;
+            blobs += 1;
+            bytes += size;
+        }
+        sync_dir(&dir).map_err(|error| store_fault("sync", &dir, &error))?;
+        Ok((blobs, bytes))
+    }
+
+    fn staged(&self) -> std::sync::MutexGuard<'_, HashMap<Digest, StagedBlob>> {
+        self.staged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A blob that is being written. Dropping it unfinished removes it.
+#[derive(Debug)]
+pub struct Staged<'a> {
+    writer: &'a Writer,
+    file: NamedTempFile,
+    hasher: Sha256,
+    size: u64,
+}
+
+impl Staged<'_> {
+    /// Ends the blob. When the store has it already, the copy is dropped.
+    pub fn finish(self) -> Result<Blob, Fault> {
+        let (digest, size) = (Digest::from(self.hasher), self.size);
+        if self.writer.has(&digest, size) {
+            return Ok(Blob { digest, size, new: false });
+        }
+        let file = self.file.into_temp_path();
+        self.writer.staged().entry(digest).or_insert(StagedBlob { file, size });
+        Ok(Blob { digest, size, new: true })
+    }
+
+    /// What a failed write to this blob is called.
+    pub fn fault(&self, error: &io::Error) -> Fault {
+        store_fault("write", self.file.path(), error)
+    }
+}
+
+impl Write for Staged<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.hasher.update(&bytes[..written]);
+        self.size += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+fn has_size(path: &Path, size: u64) -> bool {
+    fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.len() == size)
+}
+
+/// A new file under a staged name, readable by others as any file that the user makes.
+fn temporary(dir: &Path) -> io::Result<NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(STAGED);
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    builder.tempfile_in(dir)
+}
+
+fn publish_manifest(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let dir = path.parent().map_or_else(PathBuf::new, Path::to_path_buf);
+    fs::create_dir_all(&dir)?;
+    let mut file = temporary(&dir)?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    sync_dir(&dir)
+}
+
+/// Brings all staged blobs to the disk: one sync of the file system, where the system can do that.
+#[cfg(target_os = "linux")]
+fn sync_all<'a>(dir: &Path, _staged: impl Iterator<Item = &'a StagedBlob>) -> io::Result<()> {
+    rustix::fs::syncfs(File::open(dir)?).map_err(Into::into)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn sync_all<'a>(_dir: &Path, staged: impl Iterator<Item = &'a StagedBlob>) -> io::Result<()> {
+    for blob in staged {
+        File::options().write(true).open(&blob.file)?.sync_all()?;
+    }
+    Ok(())
+}
+
+/// Brings the names in a folder to the disk.
+#[cfg(unix)]
+fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+#[cfg(not(unix))]
+fn sync_dir(_dir: &Path) -> io::Result<()> {
+    Ok(()) // Windows has no such call, and its renames are journaled
+}

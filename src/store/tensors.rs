@@ -1,0 +1,241 @@
+//! What is inside a model's tensor blobs: their headers, read without their data.
+//!
+//! A quantized tensor `<t>` lies beside `<t>.scale` and, as its format has it, `<t>.bias` or
+//! `<t>.global_scale`; the blob's metadata names the format. This file puts those together again
+//! into [`Weight`]s.
+
+use std::fs::File;
+use std::io::Read;
+use std::ops::Range;
+use std::path::Path;
+
+use indexmap::IndexMap;
+use serde_json::Value;
+
+use super::{CREATE_AGAIN, Layer, Manifest, Store, media, store_fault};
+use crate::dtype::Dtype;
+use crate::fault::{Code, Fault, Faults};
+use crate::format::{Format, Formats, Mode};
+
+/// A weight of a model: one tensor, or a quantized one with its companions.
+#[derive(Clone, Debug)]
+pub struct Weight {
+    /// Its name, as in the source.
+    pub name: String,
+    /// The format it is quantized to; `None` at source precision.
+    pub format: Option<&'static Format>,
+    /// dtype of the values: that of the scales for what has scales in a float dtype, BF16 for the
+    /// formats whose scales are bytes.
+    pub dtype: Dtype,
+    /// Logical shape, unpacked.
+    pub shape: Vec<u64>,
+    /// The blob it is in.
+    pub layer: Layer,
+    /// Its tensors, the weight itself first.
+    pub parts: Vec<StoredTensor>,
+}
+
+/// A tensor as it lies in a blob.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredTensor {
+    /// Its name in the blob.
+    pub name: String,
+    /// dtype of the bytes.
+    pub dtype: Dtype,
+    /// Shape of the bytes: packed, for a quantized weight.
+    pub shape: Vec<u64>,
+    /// Bytes in the blob's file, from its start.
+    pub range: Range<u64>,
+}
+
+/// What is added to a weight's name for its companions.
+pub const COMPANIONS: [&str; 3] = [".scale", ".bias", ".global_scale"];
+
+impl Weight {
+    /// Bytes of the weight and its companions.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.range.end - part.range.start).sum()
+    }
+
+    /// Elements, unpacked.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
+    /// Name of the format, `source` for what is not quantized.
+    pub fn format_name(&self) -> &str {
+        self.format.map_or(crate::format::SOURCE, |format| &format.name)
+    }
+}
+
+impl Store {
+    /// All weights of a model, in the order of the manifest. Only headers are read.
+    pub fn weights(&self, manifest: &Manifest) -> Result<Vec<Weight>, Faults> {
+        let mut faults = Faults::default();
+        let mut weights = Vec::new();
+        for layer in manifest.of_type(media::TENSOR) {
+            let read = self.blob_weights(layer).map_err(|why| match why {
+                Wrong::File(fault) => fault,
+                Wrong::Content(why) => {
+                    let name = layer.name.as_deref().unwrap_or("?");
+                    Fault::new(
+                        Code::CorruptBlob,
+                        format!("blob {} is damaged: {why}", layer.digest),
+                    )
+                    .on_tensor(name)
+                    .help(CREATE_AGAIN)
+                }
+            });
+            match read {
+                Ok(more) => weights.extend(more),
+                Err(fault) => faults.push(fault),
+            }
+        }
+        faults.or(weights)
+    }
+
+    fn blob_weights(&self, layer: &Layer) -> Result<Vec<Weight>, Wrong> {
+        let path = self.blob_path(&layer.digest);
+        let (metadata, mut tensors) = read_header(&path, layer)?;
+        let names: Vec<String> = tensors.keys().cloned().collect();
+        let mut weights = Vec::new();
+        for name in &names {
+            let companions = COMPANIONS.map(|suffix| format!("{name}{suffix}"));
+            let is_companion = COMPANIONS.iter().any(|suffix| {
+                name.strip_suffix(suffix).is_some_and(|base| names.iter().any(|n| n == base))
+            });
+            if is_companion {
+                continue;
+            }
+            let mut parts = vec![];
+            parts.extend(tensors.swap_remove(name));
+            parts.extend(companions.iter().filter_map(|name| tensors.swap_remove(name)));
+            weights.push(weight(name, layer, parts, &metadata)?);
+        }
+        Ok(weights)
+    }
+}
+
+/// What is wrong with a blob.
+enum Wrong {
+    /// It cannot be read.
+    File(Fault),
+    /// It does not make sense.
+    Content(String),
+}
+
+impl From<String> for Wrong {
+    fn from(why: String) -> Wrong {
+        Wrong::Content(why)
+    }
+}
+
+type Metadata = IndexMap<String, String>;
+
+fn weight(
+    name: &str,
+    layer: &Layer,
+    parts: Vec<StoredTensor>,
+    metadata: &Metadata,
+) -> Result<Weight, Wrong> {
+    let (stored, layer) = (&parts[0], layer.clone());
+    let scale = parts.iter().find(|part| part.name.ends_with(COMPANIONS[0]));
+    let (format, dtype, shape) = match scale {
+        None => (None, stored.dtype, stored.shape.clone()),
+        Some(scale) => {
+            let format = format_of(name, metadata)?;
+            let shape = unpacked(format, &stored.shape);
+            if format.packed_shape(&shape) != stored.shape
+                || format.scale_shape(&shape) != scale.shape
+            {
+                let [weight, scale] = [&stored.shape, &scale.shape];
+                let format = &format.name;
+                return Err(format!("{weight:?} with scales {scale:?} is not {format}").into());
+            }
+            let dtype = if format.has_bias() { scale.dtype } else { Dtype::BF16 };
+            (Some(format), dtype, shape)
+        }
+    };
+    Ok(Weight { name: name.into(), format, dtype, shape, layer, parts })
+}
+
+/// The format that the metadata names, for this tensor or for the whole blob.
+fn format_of(name: &str, metadata: &Metadata) -> Result<&'static Format, String> {
+    let get = |key: &str| metadata.get(&format!("{name}.{key}")).or_else(|| metadata.get(key));
+    let kind = get("quant_type").ok_or_else(|| format!("{name} has scales and no quant_type"))?;
+    let number = |key: &str| get(key).and_then(|text| text.parse::<u64>().ok());
+    let formats = Formats::built_in();
+    let format = match number("bits") {
+        Some(bits) if kind == Mode::Affine.as_str() => {
+            let group = number("group_size").unwrap_or(64);
+            u32::try_from(bits).ok().and_then(|bits| formats.affine(bits, group))
+        }
+        _ => formats.get(&kind.to_lowercase()),
+    };
+    let format = format.ok_or_else(|| format!("{name} has the unknown quant_type {kind}"))?;
+    match number("group_size") {
+        Some(group) if group != format.group => {
+            Err(format!("{name} is {kind} with groups of {group}, not {}", format.group))
+        }
+        _ => Ok(format),
+    }
+}
+
+/// The logical shape of a packed weight.
+fn unpacked(format: &Format, packed: &[u64]) -> Vec<u64> {
+    let mut shape = packed.to_vec();
+    if let Some(last) = shape.last_mut() {
+        *last = last.saturating_mul(32) / u64::from(format.bits);
+    }
+    shape
+}
+
+/// The header of a safetensors blob: its metadata and its tensors, in the header's order.
+fn read_header(
+    path: &Path,
+    layer: &Layer,
+) -> Result<(Metadata, IndexMap<String, StoredTensor>), Wrong> {
+    let io = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::NotFound => Wrong::File(super::missing_blob(&layer.digest)),
+        std::io::ErrorKind::UnexpectedEof => Wrong::Content("it is too short".into()),
+        _ => Wrong::File(store_fault("read", path, &error)),
+    };
+    let mut file = File::open(path).map_err(io)?;
+    let mut length = [0; 8];
+    file.read_exact(&mut length).map_err(io)?;
+    let length = u64::from_le_bytes(length);
+    let data = length.checked_add(8).filter(|data| *data <= layer.size);
+    let data = data.ok_or_else(|| format!("its header claims {length} bytes"))?;
+    let mut header = Vec::new();
+    file.take(length).read_to_end(&mut header).map_err(io)?;
+    let header: IndexMap<String, Value> =
+        serde_json::from_slice(&header).map_err(|error| format!("its header: {error}"))?;
+    let mut metadata = Metadata::new();
+    let mut tensors = IndexMap::new();
+    for (name, value) in header {
+        if name == "__metadata__" {
+            metadata = serde_json::from_value(value).map_err(|error| format!("{name}: {error}"))?;
+            continue;
+        }
+        let tensor = tensor(&name, &value, data, layer.size)
+            .ok_or_else(|| format!("its header has a bad entry for {name}"))?;
+        tensors.insert(name, tensor);
+    }
+    Ok((metadata, tensors))
+}
+
+/// One entry of a header, or `None` when it does not fit the file.
+fn tensor(name: &str, entry: &Value, data: u64, file_size: u64) -> Option<StoredTensor> {
+    let dtype: Dtype = entry.get("dtype")?.as_str()?.parse().ok()?;
+    let shape: Vec<u64> = serde_json::from_value(entry.get("shape")?.clone()).ok()?;
+    let [start, end]: [u64; 2] = serde_json::from_value(entry.get("data_offsets")?.clone()).ok()?;
+    let range = data.checked_add(start)?..data.checked_add(end)?;
+    let elements = shape.iter().try_fold(1_u64, |all, &axis| all.checked_mul(axis))?;
+    let fits = end.checked_sub(start)? == elements.checked_mul(dtype.bytes())?;
+    (fits && range.end <= file_size).then(|| StoredTensor {
+        name: name.into(),
+        dtype,
+        shape,
+        range,
+    })
+}
