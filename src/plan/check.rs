@@ -134,15 +134,22 @@ fn result(tensor: &Tensor) -> Result<u64, String> {
                 ));
             }
             Op::Stack { count } if tensor.sources.len() as u64 % (*count).max(1) != 0 => {
-                return Err(format!("{} sources do not make {count} equal runs", tensor.sources.len()));
+                return Err(format!(
+                    "{} sources do not make {count} equal runs",
+                    tensor.sources.len()
+                ));
             }
             Op::Quantize { format } => {
                 if at + 1 != tensor.ops.len() {
                     return Err("`quantize` is the last operation".into());
                 }
-                let known = Formats::built_in().resolve(format).map_err(|fault| fault.to_string())?;
+                let known =
+                    Formats::built_in().resolve(format).map_err(|fault| fault.to_string())?;
                 if known.name != *format {
-                    return Err(format!("formats are named in full: {} and not {format}", known.name));
+                    return Err(format!(
+                        "formats are named in full: {} and not {format}",
+                        known.name
+                    ));
                 }
                 quantized = Some(known);
             }

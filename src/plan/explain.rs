@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use super::RuleRef;
 use super::make::Stock;
 use super::route::{Ask, Deciders, quantized};
 use super::stack::pieces;
-use super::RuleRef;
 use crate::fault::Faults;
 use crate::format::{Format, SOURCE};
 use crate::policy::decide::{Misfit, Outcome};
@@ -95,20 +95,21 @@ pub fn explain(
         if let Some(format) = route.wanted() {
             let Some(decider) = deciders.get(format, &mut faults) else { break };
             let trials = &mut explanation.trials;
-            let decision = decider.decide_watched(&piece.name, &shape, first.dtype, |index, outcome| {
-                let rule = &policy.rules[index];
-                let glob = |id: &usize| Some(policy.patterns.source(*id).to_string());
-                let (outcome, by) = match outcome {
-                    Outcome::NoGlob => ("no-glob", None),
-                    Outcome::Excepted(id) => ("excepted", glob(id)),
-                    Outcome::WhenFalse => {
-                        ("when-false", rule.when.as_ref().map(|when| when.source().to_string()))
-                    }
-                    Outcome::NotADraft => ("not-a-draft", None),
-                    Outcome::Matched(id) => ("matched", glob(id)),
-                };
-                trials.push(Trial { rule: rule.info.clone(), outcome, by });
-            });
+            let decision =
+                decider.decide_watched(&piece.name, &shape, first.dtype, |index, outcome| {
+                    let rule = &policy.rules[index];
+                    let glob = |id: &usize| Some(policy.patterns.source(*id).to_string());
+                    let (outcome, by) = match outcome {
+                        Outcome::NoGlob => ("no-glob", None),
+                        Outcome::Excepted(id) => ("excepted", glob(id)),
+                        Outcome::WhenFalse => {
+                            ("when-false", rule.when.as_ref().map(|when| when.source().to_string()))
+                        }
+                        Outcome::NotADraft => ("not-a-draft", None),
+                        Outcome::Matched(id) => ("matched", glob(id)),
+                    };
+                    trials.push(Trial { rule: rule.info.clone(), outcome, by });
+                });
             match decision {
                 Ok(decision) => {
                     explanation.rule = decision.rule;

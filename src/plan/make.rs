@@ -5,16 +5,17 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 
+use super::route::{Ask, Deciders, Route, quantized, reason};
+use super::stack::{Piece, pieces};
 use super::{
-    Blob, Draft, File, Manifest, Op, Plan, Request, RuleRef, Source, SourceTensor, Tensor, Totals, VERSION,
+    Blob, Draft, File, Manifest, Op, Plan, Request, RuleRef, Source, SourceTensor, Tensor, Totals,
+    VERSION,
 };
 use crate::classify::{Classified, Part, Weight, WeightKind};
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults, Warning};
 use crate::format::{Format, Formats, SOURCE};
 use crate::policy::compile::{CompiledRule, Section};
-use super::route::{Ask, Deciders, Route, quantized, reason};
-use super::stack::{Piece, pieces};
 use crate::policy::{Decider, Decision, Model, Policy, Role, lookup};
 use crate::read::Inventory;
 
@@ -251,7 +252,8 @@ impl Builder {
                 _ => {}
             }
 
-            let (chosen, tensors) = if let WeightKind::Keep { format: kept, parts, .. } = &first.kind
+            let (chosen, tensors) = if let WeightKind::Keep { format: kept, parts, .. } =
+                &first.kind
                 && matches!(route, Route::Keep(_))
             {
                 let rule = reason(
@@ -298,10 +300,9 @@ impl Builder {
             };
 
             match &piece.group {
-                Some(group) => groups
-                    .entry(output_name(group, role))
-                    .or_default()
-                    .push((chosen, tensors)),
+                Some(group) => {
+                    groups.entry(output_name(group, role)).or_default().push((chosen, tensors))
+                }
                 None => self.push_blob(output.clone(), chosen, tensors),
             }
         }
@@ -370,11 +371,7 @@ impl Builder {
     }
 
     /// One blob for a group whose tensors share a format, one for each tensor otherwise.
-    fn push_group(
-        &mut self,
-        name: String,
-        members: Vec<(Option<&'static Format>, Vec<Tensor>)>,
-    ) {
+    fn push_group(&mut self, name: String, members: Vec<(Option<&'static Format>, Vec<Tensor>)>) {
         let first = members[0].0.map(|format| &format.name);
         if members.iter().all(|(format, _)| format.map(|format| &format.name) == first) {
             let format = members[0].0;

@@ -7,9 +7,9 @@ mod check;
 mod diff;
 mod explain;
 mod make;
+pub mod render;
 mod route;
 mod stack;
-pub mod render;
 
 use std::sync::Arc;
 

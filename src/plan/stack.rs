@@ -171,4 +171,3 @@ fn check_even(stacks: &BTreeMap<String, Stacking>, faults: &mut Faults) {
         }
     }
 }
-

@@ -8,6 +8,7 @@ pub mod decide;
 pub mod expr;
 pub mod file;
 pub mod library;
+pub mod lint;
 pub mod parsers;
 pub mod pattern;
 pub mod schedule;

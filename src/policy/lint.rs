@@ -1,0 +1,616 @@
+//! Linting: a policy in, what is probably not meant by it out.
+//!
+//! A fault stops a policy from loading; a finding does not. Each has a stable code, points at its
+//! place and says how to mend it.
+
+mod globs;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::compile::{CompiledRule, Policy, Rung, Section};
+use super::expr::{Expr, Scope, TensorView};
+use super::file::{LetValue, PolicyFile, Rule};
+use super::library::{Entry, Library};
+use super::text::Step;
+use crate::dtype::Dtype;
+use crate::fault::{Faults, Place};
+use crate::format::Formats;
+use crate::path;
+
+macro_rules! lints {
+    ($($(#[doc = $doc:literal])+ $name:ident = $text:literal, $severity:ident;)+) => {
+        /// What a finding is about; the codes are stable.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Lint { $($(#[doc = $doc])+ $name,)+ }
+
+        impl Lint {
+            /// All of them.
+            pub const ALL: &'static [Lint] = &[$(Lint::$name,)+];
+
+            /// The code as printed.
+            pub const fn code(self) -> &'static str {
+                match self { $(Lint::$name => $text,)+ }
+            }
+
+            /// How bad it is.
+            pub const fn severity(self) -> Severity {
+                match self { $(Lint::$name => Severity::$severity,)+ }
+            }
+
+            /// What it means, in one sentence.
+            pub const fn meaning(self) -> &'static str {
+                match self { $(Lint::$name => concat!($($doc),+).trim_ascii(),)+ }
+            }
+        }
+    };
+}
+
+lints! {
+    /// Every tensor that the rule could match is taken by a rule before it.
+    ShadowedRule = "shadowed-rule", Error;
+    /// The glob can match no tensor name.
+    ImpossibleGlob = "impossible-glob", Error;
+    /// The set is used by no rule.
+    UnusedSet = "unused-set", Warning;
+    /// The value is used by no expression.
+    UnusedValue = "unused-value", Warning;
+    /// The schedule is used by no expression.
+    UnusedSchedule = "unused-schedule", Warning;
+    /// The expression does not give true or false where it must.
+    ExpressionType = "expression-type", Error;
+    /// The step of the ladder can never be reached.
+    UnreachableRung = "unreachable-rung", Error;
+    /// No config that is known has this path.
+    UnknownConfigPath = "unknown-config-path", Warning;
+    /// Another policy claims the same architecture.
+    AmbiguousMatch = "ambiguous-match", Warning;
+    /// The rule does not say why.
+    NoReason = "no-reason", Warning;
+}
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// The policy does something that nobody can mean.
+    Error,
+    /// The policy may do what is meant, but reads as if not.
+    Warning,
+}
+
+/// A finding.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// What it is about.
+    pub lint: Lint,
+    /// What is wrong, in one sentence.
+    pub message: String,
+    /// How to mend it.
+    pub help: String,
+    /// Where.
+    pub place: Place,
+}
+
+/// Lints one policy of a library.
+///
+/// # Errors
+/// What keeps the policy from compiling.
+pub fn lint(library: &Library, entry: &Arc<Entry>) -> Result<Vec<Finding>, Faults> {
+    let policy = library.compile(entry)?;
+    let mut linter = Linter { library, entry, policy: &policy, findings: Vec::new() };
+    linter.rules();
+    linter.names();
+    linter.expressions();
+    linter.config_paths();
+    linter.matches();
+    linter.findings.sort_by_key(|finding| finding.place.span.start);
+    Ok(linter.findings)
+}
+
+struct Linter<'a> {
+    library: &'a Library,
+    entry: &'a Arc<Entry>,
+    policy: &'a Policy,
+    findings: Vec<Finding>,
+}
+
+impl Linter<'_> {
+    fn find(&mut self, lint: Lint, at: &[Step], message: String, help: impl Into<String>) {
+        let document = &self.entry.document;
+        let place = Place { text: document.text.clone(), span: document.root.span_at(at) };
+        self.findings.push(Finding { lint, message, help: help.into(), place });
+    }
+
+    fn rules(&mut self) {
+        let policy = self.policy;
+        for (index, rule) in policy.rules.iter().enumerate() {
+            if rule.file != 0 {
+                continue;
+            }
+            let (section, at) = rule.place;
+            let place = path![section.key(), at];
+            for &id in &rule.matches {
+                let glob = policy.patterns.source(id);
+                if let Some(why) = globs::impossible(glob) {
+                    let message = format!("`{glob}` can match no tensor: {why}");
+                    self.find(Lint::ImpossibleGlob, place, message, "mend or remove the glob");
+                }
+            }
+            if let Some(by) = self.shadow(index, rule) {
+                let message = format!("rule `{}` is shadowed by `{}`", rule.info.id, by.info.id);
+                let help = format!(
+                    "`{}` ({}:{}) takes every tensor that this rule names: move this rule before \
+                     it, or narrow it",
+                    by.info.id, by.info.file, by.info.line
+                );
+                self.find(Lint::ShadowedRule, place, message, help);
+            }
+            if rule.info.because.is_empty() {
+                let message = format!("rule `{}` does not say why", rule.info.id);
+                self.find(Lint::NoReason, place, message, "add `because:` for who reads the plan");
+            }
+            for (rung, why) in unreachable(&rule.ladder) {
+                let place = path![section.key(), at, "format", rung];
+                self.find(Lint::UnreachableRung, place, why, "remove it, or put it first");
+            }
+        }
+    }
+
+    /// The earlier rule that takes all that `rule` names, when one does. Names are made from the
+    /// rule's globs; a rule is shadowed when an earlier one without a condition takes each.
+    fn shadow(&self, index: usize, rule: &CompiledRule) -> Option<&CompiledRule> {
+        let policy = self.policy;
+        let mut hits = Vec::new();
+        let mut names = Vec::new();
+        for &id in &rule.matches {
+            for name in globs::witnesses(policy.patterns.source(id)) {
+                policy.patterns.matches(&name, &mut hits);
+                if !rule.except.iter().any(|&id| hits[id]) {
+                    names.push(name);
+                }
+            }
+        }
+        if names.is_empty() {
+            return None;
+        }
+        policy.rules[..index].iter().find(|earlier| {
+            let same_condition = match (&earlier.when, &rule.when) {
+                (None, _) => true,
+                (Some(earlier), Some(later)) => earlier.source() == later.source(),
+                (Some(_), None) => false,
+            };
+            same_condition
+                && (earlier.place.0 != Section::Drafts || rule.place.0 == Section::Drafts)
+                && names.iter().all(|name| {
+                    policy.patterns.matches(name, &mut hits);
+                    earlier.matches.iter().any(|&id| hits[id])
+                        && !earlier.except.iter().any(|&id| hits[id])
+                })
+        })
+    }
+
+    /// Sets, values and schedules that nothing uses: neither this file nor one that extends it.
+    fn names(&mut self) {
+        let entry = self.entry.clone();
+        let users: Vec<Arc<Entry>> = self
+            .library
+            .iter()
+            .filter(|other| {
+                self.library
+                    .chain(other)
+                    .is_ok_and(|chain| chain.iter().any(|link| link.file.name == entry.file.name))
+            })
+            .chain([&entry])
+            .cloned()
+            .collect();
+        for name in entry.file.sets.keys() {
+            let used = |rule: &Rule| {
+                rule.matches.list().contains(name) || rule.except.list().contains(name)
+            };
+            if !users.iter().any(|user| all_rules(&user.file).any(used)) {
+                let message = format!("no rule uses the set `{name}`");
+                self.find(Lint::UnusedSet, path!["sets", name.as_str()], message, "remove it");
+            }
+        }
+        let expressions: Vec<String> =
+            users.iter().flat_map(|user| expressions(&user.file).map(|(_, text)| text)).collect();
+        for name in entry.file.values.keys() {
+            let used = |text: &String| {
+                Expr::compile(text, std::iter::once(name.as_str()).chain(all_values(&users)))
+                    .is_ok_and(|expr| expr.uses(name))
+            };
+            let in_decoder = users.iter().any(|user| {
+                user.file.decoder.as_ref().is_some_and(|d| d.to_string().contains(name.as_str()))
+            });
+            if !expressions.iter().any(used) && !in_decoder {
+                let message = format!("no expression uses the value `{name}`");
+                self.find(Lint::UnusedValue, path!["let", name.as_str()], message, "remove it");
+            }
+        }
+        for name in entry.file.schedules.keys() {
+            if !expressions.iter().any(|text| {
+                text.contains(&format!("schedule(\"{name}\""))
+                    || text.contains(&format!("schedule('{name}'"))
+            }) {
+                let message = format!("no expression uses the schedule `{name}`");
+                let place = path!["schedules", name.as_str()];
+                self.find(Lint::UnusedSchedule, place, message, "remove it");
+            }
+        }
+    }
+
+    /// Conditions give true or false: they are tried with plausible values.
+    fn expressions(&mut self) {
+        let mut scope = Scope::new(
+            [
+                ("config".into(), serde_json::json!({})),
+                ("template".into(), "".into()),
+                ("role".into(), "target".into()),
+                (
+                    "requested".into(),
+                    serde_json::json!({"name": "int4", "bits": 4, "group": 64, "family": "affine"}),
+                ),
+                (
+                    "parser".into(),
+                    serde_json::json!({"name": "", "thinking": false, "tools": false}),
+                ),
+            ],
+            &self.policy.schedules,
+        );
+        for name in self.policy.values.keys() {
+            scope.set(name, &1.into());
+        }
+        let shape = [4096, 4096];
+        let tensor = TensorView { layer: 1, shape: &shape, dtype: Dtype::BF16 };
+        let names: Vec<String> = self.policy.values.keys().cloned().collect();
+        let conditions: Vec<(Vec<Step>, String)> = expressions(&self.entry.file)
+            .filter(|(at, _)| at.last() != Some(&"default".into()))
+            .collect();
+        for (at, text) in conditions {
+            let Ok(expr) = Expr::compile(&text, names.iter().map(String::as_str)) else { continue };
+            // What fails on an empty config is not a matter of types.
+            let wrong = match expr.value(&scope, &tensor) {
+                Ok(cel::Value::Bool(_)) => None,
+                Ok(other) => Some(format!("gives a value of type {}", other.type_of())),
+                Err(error) if error.contains("verload") => Some(format!("fails: {error}")),
+                Err(_) => None,
+            };
+            if let Some(wrong) = wrong {
+                let message = format!("a condition gives true or false, and this {wrong}");
+                self.find(Lint::ExpressionType, &at, message, "compare it with something");
+            }
+        }
+    }
+
+    /// Paths into the config that no known config has.
+    fn config_paths(&mut self) {
+        let known = known_config_paths();
+        let entry = self.entry.clone();
+        for (name, value) in &entry.file.values {
+            let (paths, long) = match value {
+                LetValue::Paths(paths) => (paths, false),
+                LetValue::Full(full) => (&full.from, true),
+            };
+            for (index, path) in paths.iter().enumerate() {
+                let place = match long {
+                    true => path!["let", name.as_str(), "from", index].to_vec(),
+                    false => path!["let", name.as_str(), index].to_vec(),
+                };
+                self.config_path(&place, path, &known);
+            }
+        }
+        for (at, text) in expressions(&entry.file).collect::<Vec<_>>() {
+            for path in mentioned_paths(&text) {
+                self.config_path(&at, &path, &known);
+            }
+        }
+    }
+
+    fn config_path(&mut self, at: &[Step], path: &str, known: &HashSet<&'static str>) {
+        if known.contains(path) {
+            return;
+        }
+        let near = crate::format::nearest(path, known.iter().copied());
+        let help = match near {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => "if a model has it, add it to policies/known/config-keys.txt".into(),
+        };
+        self.find(Lint::UnknownConfigPath, at, format!("no known config has `{path}`"), help);
+    }
+
+    fn matches(&mut self) {
+        let Some(matches) = self.entry.file.matches.clone() else { return };
+        let lists =
+            [("architectures", &matches.architectures), ("model_types", &matches.model_types)];
+        for (key, names) in lists {
+            for (index, name) in names.iter().enumerate() {
+                let other = self.library.iter().find(|other| {
+                    other.file.name != self.entry.file.name
+                        && other.file.role == self.entry.file.role
+                        && other.file.matches.as_ref().is_some_and(|m| {
+                            let mut all = m.architectures.iter().chain(&m.model_types);
+                            all.any(|known| known.eq_ignore_ascii_case(name))
+                        })
+                });
+                if let Some(other) = other {
+                    let message = format!("policy `{}` claims {name} too", other.file.name);
+                    let help = "leave it to one of them: the one read last wins";
+                    self.find(Lint::AmbiguousMatch, path!["match", key, index], message, help);
+                }
+            }
+        }
+    }
+}
+
+/// Steps of a ladder that cannot be reached for any format that can be asked for, and why.
+fn unreachable(ladder: &[Rung]) -> Vec<(usize, String)> {
+    let formats = Formats::built_in();
+    let group = |rung: &Rung, requested: &crate::format::Format| match rung {
+        Rung::Requested => Some(requested.group),
+        Rung::EightBit => formats.get(&requested.eight_bit).map(|format| format.group),
+        Rung::Named(format) => Some(format.group),
+        Rung::Source => None,
+    };
+    let mut out = Vec::new();
+    for later in 1..ladder.len() {
+        let blocks = |earlier: &Rung| match earlier {
+            Rung::Source => true,
+            earlier => formats.iter().all(|requested| {
+                match (group(earlier, requested), group(&ladder[later], requested)) {
+                    // What the later group divides, the earlier one divides too.
+                    (Some(earlier), Some(later)) => later % earlier == 0,
+                    _ => false,
+                }
+            }),
+        };
+        if ladder[..later].iter().any(blocks) {
+            let why = "whenever this step fits, one before it fits already".to_string();
+            out.push((later, why));
+        }
+    }
+    out
+}
+
+fn all_rules(file: &PolicyFile) -> impl Iterator<Item = &Rule> {
+    file.guards.iter().chain(&file.drafts).chain(&file.tensors)
+}
+
+fn all_values(users: &[Arc<Entry>]) -> impl Iterator<Item = &str> + Clone {
+    users.iter().flat_map(|user| user.file.values.keys().map(String::as_str))
+}
+
+/// Every expression of a file and where it stands.
+fn expressions(file: &PolicyFile) -> impl Iterator<Item = (Vec<Step>, String)> {
+    let mut out: Vec<(Vec<Step>, String)> = Vec::new();
+    let sections = [("guards", &file.guards), ("drafts", &file.drafts), ("tensors", &file.tensors)];
+    for (section, rules) in sections {
+        for (index, rule) in rules.iter().enumerate() {
+            if let Some(when) = &rule.when {
+                out.push((path![section, index, "when"].to_vec(), when.clone()));
+            }
+        }
+    }
+    for (index, rule) in file.drop.iter().enumerate() {
+        if let Some(when) = &rule.when {
+            out.push((path!["drop", index, "when"].to_vec(), when.clone()));
+        }
+    }
+    for (name, text) in &file.capabilities {
+        out.push((path!["capabilities", name.as_str()].to_vec(), text.clone()));
+    }
+    for (key, choice) in [("parser", &file.parser), ("renderer", &file.renderer)] {
+        if let Some(super::file::Choice::Cases(cases)) = choice {
+            for (index, case) in cases.iter().enumerate() {
+                if let Some(when) = &case.when {
+                    out.push((path![key, index, "when"].to_vec(), when.clone()));
+                }
+            }
+        }
+    }
+    for (name, value) in &file.values {
+        if let LetValue::Full(full) = value
+            && let Some(super::file::Scalar::Text(text)) = &full.default
+        {
+            out.push((path!["let", name.as_str(), "default"].to_vec(), text.clone()));
+        }
+    }
+    out.into_iter()
+}
+
+/// The paths that an expression reads from `config`: `config.a.b` gives `a.b`.
+fn mentioned_paths(text: &str) -> Vec<String> {
+    let mut out = Vec::new();
+    for (start, _) in text.match_indices("config.") {
+        let inside = text[..start]
+            .chars()
+            .next_back()
+            .is_some_and(|c| c.is_alphanumeric() || c == '_' || c == '.');
+        let rest = &text[start + "config.".len()..];
+        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_' && c != '.');
+        let path = rest[..end.unwrap_or(rest.len())].trim_end_matches('.');
+        if !inside && !path.is_empty() {
+            out.push(path.to_string());
+        }
+    }
+    out
+}
+
+/// The paths that configs of published models have.
+fn known_config_paths() -> HashSet<&'static str> {
+    include_str!("../../policies/known/config-keys.txt")
+        .lines()
+        .filter(|line| !line.starts_with('#') && !line.is_empty())
+        .collect()
+}
+
+/// Findings as JSON.
+#[derive(Serialize)]
+pub struct FindingJson<'a> {
+    code: &'static str,
+    severity: Severity,
+    message: &'a str,
+    help: &'a str,
+    file: &'a str,
+    line: usize,
+    column: usize,
+}
+
+impl Finding {
+    /// Line and column, from 1.
+    pub fn position(&self) -> (usize, usize) {
+        self.place.text.line_column(self.place.span.start)
+    }
+
+    /// The form that scripts read.
+    pub fn json(&self) -> FindingJson<'_> {
+        let (line, column) = self.position();
+        FindingJson {
+            code: self.lint.code(),
+            severity: self.lint.severity(),
+            message: &self.message,
+            help: &self.help,
+            file: &self.place.text.name,
+            line,
+            column,
+        }
+    }
+}
+
+/// Findings as SARIF 2.1.0 (OASIS), for code-review tools.
+pub fn sarif(findings: &[Finding]) -> serde_json::Value {
+    let rules: Vec<_> = Lint::ALL
+        .iter()
+        .map(|lint| {
+            serde_json::json!({
+                "id": lint.code(),
+                "shortDescription": {"text": lint.meaning()},
+                "defaultConfiguration": {"level": lint.severity()},
+            })
+        })
+        .collect();
+    let results: Vec<_> = findings
+        .iter()
+        .map(|finding| {
+            let (line, column) = finding.position();
+            let (end_line, end_column) = finding.place.text.line_column(finding.place.span.end);
+            serde_json::json!({
+                "ruleId": finding.lint.code(),
+                "level": finding.lint.severity(),
+                "message": {"text": format!("{}; {}", finding.message, finding.help)},
+                "locations": [{"physicalLocation": {
+                    "artifactLocation": {"uri": finding.place.text.name},
+                    "region": {"startLine": line, "startColumn": column,
+                               "endLine": end_line, "endColumn": end_column},
+                }}],
+            })
+        })
+        .collect();
+    serde_json::json!({
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{
+            "tool": {"driver": {
+                "name": "lathe", "version": env!("CARGO_PKG_VERSION"), "rules": rules,
+            }},
+            "results": results,
+        }],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn findings(yaml: &str) -> Vec<(&'static str, usize, String)> {
+        let mut library = Library::built_in().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("p.yaml");
+        std::fs::write(&path, yaml).unwrap();
+        library.add_file(&path).unwrap();
+        let entry = library.get("p").unwrap().clone();
+        let found = lint(&library, &entry).unwrap();
+        found.iter().map(|f| (f.lint.code(), f.position().0, f.message.clone())).collect()
+    }
+
+    fn codes(yaml: &str) -> Vec<(&'static str, usize)> {
+        findings(yaml).into_iter().map(|(code, line, _)| (code, line)).collect()
+    }
+
+    #[test]
+    fn shadowed_rules_are_found_and_conditions_are_not_taken_for_shadows() {
+        let yaml = "name: p\nextends: base\ntensors:\n\
+            - {id: a, match: '**.{q,k}_proj.weight', format: [requested], because: x}\n\
+            - {id: b, match: '**.k_proj.weight', format: [eight_bit], because: x}\n\
+            - {id: c, match: '**.v_proj.weight', when: requested.bits == 4, format: [eight_bit], because: x}\n\
+            - {id: d, match: '**.v_proj.weight', format: [requested], because: x}\n";
+        assert_eq!(codes(yaml), [("shadowed-rule", 5)]);
+    }
+
+    #[test]
+    fn guards_shadow_too() {
+        let yaml = "name: p\nextends: base\ntensors:\n\
+            - {id: a, match: '**.router.proj.weight', format: [requested], because: x}\n";
+        assert_eq!(codes(yaml), [("shadowed-rule", 4)]);
+    }
+
+    #[test]
+    fn unused_names_are_found() {
+        let yaml = "name: p\nextends: base\nsets:\n  s: ['**.x.**']\nlet:\n  v: [num_hidden_layers]\n\
+            schedules:\n  w: {head: 1/4}\n";
+        let expected = [("unused-set", 4), ("unused-value", 6), ("unused-schedule", 8)];
+        assert_eq!(codes(yaml), expected);
+    }
+
+    #[test]
+    fn ladders_that_never_fall_through_are_found() {
+        let yaml = "name: p\nextends: base\ntensors:\n\
+            - id: a\n  match: '**.x.weight'\n  because: x\n  format: [requested, requested]\n\
+            - id: b\n  match: '**.y.weight'\n  because: x\n  format: [source, int4]\n\
+            - id: c\n  match: '**.z.weight'\n  because: x\n  format: [eight_bit, requested]\n";
+        assert_eq!(codes(yaml), [("unreachable-rung", 7), ("unreachable-rung", 11)]);
+    }
+
+    #[test]
+    fn expressions_of_the_wrong_type_and_unknown_config_paths_are_found() {
+        let yaml = "name: p\nextends: base\ntensors:\n\
+            - {id: a, match: '**.x.weight', when: layer + 1, format: [requested], because: x}\n\
+            - {id: b, match: '**.y.weight', when: config.num_hiden_layers == 3, format: [requested], because: x}\n";
+        assert_eq!(codes(yaml), [("expression-type", 4), ("unknown-config-path", 5)]);
+    }
+
+    #[test]
+    fn impossible_globs_and_missing_reasons_are_found() {
+        let yaml = "name: p\nextends: base\ntensors:\n\
+            - {id: a, match: 'model..x.weight', format: [requested]}\n";
+        assert_eq!(codes(yaml), [("impossible-glob", 4), ("no-reason", 4)]);
+    }
+
+    #[test]
+    fn built_in_policies_are_clean() {
+        let library = Library::built_in().unwrap();
+        let all: Vec<String> = library
+            .iter()
+            .flat_map(|entry| lint(&library, entry).unwrap())
+            .map(|f| {
+                format!(
+                    "{}:{}: {}: {}",
+                    f.place.text.name,
+                    f.position().0,
+                    f.lint.code(),
+                    f.message
+                )
+            })
+            .collect();
+        assert!(all.is_empty(), "{}", all.join("\n"));
+    }
+
+    #[test]
+    fn sarif_names_every_rule() {
+        let value = sarif(&[]);
+        let rules = value["runs"][0]["tool"]["driver"]["rules"].as_array().unwrap();
+        assert_eq!(rules.len(), Lint::ALL.len());
+    }
+}
