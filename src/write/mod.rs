@@ -146,3 +146,6 @@ fn copy_file<S: Staging>(path: &std::path::Path, file: &File, staging: &S) -> Re
     blob.write_all(&bytes).map_err(|error| staging.failed(&error))?;
     staging.finish(blob)
 }
+
+#[cfg(test)]
+mod tests;
