@@ -8,7 +8,9 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use sha2::{Digest as _, Sha256};
 use tempfile::{NamedTempFile, TempPath};
@@ -20,12 +22,19 @@ use crate::fault::{Code, Fault};
 /// How staged files are called.
 pub(super) const STAGED: &str = ".lathe-staged-";
 
+/// How often finished blobs are put in place while others are still being made.
+const CHECKPOINT: Duration = Duration::from_secs(10);
+
 /// The right to add blobs and a manifest. Several writers may be at work at once, in this process
 /// and in others, and one writer may be shared by threads.
 #[derive(Debug)]
 pub struct Writer {
     store: Store,
     staged: Mutex<HashMap<Digest, StagedBlob>>,
+    /// When blobs were last put in place, and how many (and how large) have been.
+    checkpoint: Mutex<Instant>,
+    kept_blobs: AtomicU64,
+    kept_bytes: AtomicU64,
     /// Released after `staged` is dropped, so that a sweep never meets files in use.
     _lock: Lock,
 }
@@ -84,7 +93,14 @@ impl Store {
             }
         }
         let lock = self.lock_shared()?;
-        Ok(Writer { store: self.clone(), staged: Mutex::default(), _lock: lock })
+        Ok(Writer {
+            store: self.clone(),
+            staged: Mutex::default(),
+            checkpoint: Mutex::new(Instant::now()),
+            kept_blobs: AtomicU64::new(0),
+            kept_bytes: AtomicU64::new(0),
+            _lock: lock,
+        })
     }
 
     /// Bytes free for this user on the disk of the store; `None` where the system does not tell.
@@ -187,7 +203,8 @@ impl Writer {
                 return Err(super::missing_blob(&layer.digest));
             }
         }
-        let (new_blobs, new_bytes) = self.publish_blobs()?;
+        self.publish_blobs()?;
+        let (new_blobs, new_bytes) = self.kept();
         let name = self.store.spelled(name)?;
         let path = self.store.manifest_path(&name);
         let unchanged = fs::read(&path).is_ok_and(|old| old == bytes);
@@ -197,23 +214,40 @@ impl Writer {
         Ok(Committed { digest: Digest::of(bytes), new_blobs, new_bytes, unchanged })
     }
 
-    /// Renames the staged blobs to their digests; tells how many there were, and their bytes.
-    fn publish_blobs(&self) -> Result<(u64, u64), Fault> {
+    /// The finished blobs that are in the store whatever happens to this writer, and their bytes.
+    /// Until a manifest names them they are garbage, but a later `create` finds them there.
+    pub fn kept(&self) -> (u64, u64) {
+        (self.kept_blobs.load(Ordering::Relaxed), self.kept_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Now and then puts the blobs that are finished in place, so that a long work that is cut
+    /// short is not done in vain.
+    fn checkpoint(&self) -> Result<(), Fault> {
+        {
+            let mut last = self.checkpoint.lock().unwrap_or_else(PoisonError::into_inner);
+            if last.elapsed() < CHECKPOINT {
+                return Ok(());
+            }
+            *last = Instant::now();
+        }
+        self.publish_blobs()
+    }
+
+    /// Renames the staged blobs to their digests, once they are on the disk.
+    fn publish_blobs(&self) -> Result<(), Fault> {
         let staged = std::mem::take(&mut *self.staged());
         if staged.is_empty() {
-            return Ok((0, 0));
+            return Ok(());
         }
         let dir = self.store.blobs_dir();
         sync_all(&dir, staged.values()).map_err(|error| store_fault("sync", &dir, &error))?;
-        let (mut blobs, mut bytes) = (0, 0);
         for (digest, StagedBlob { file, size }) in staged {
             let path = self.store.blob_path(&digest);
             file.persist(&path).map_err(|error| store_fault("write", &path, &error.error))?;
-            blobs += 1;
-            bytes += size;
+            self.kept_blobs.fetch_add(1, Ordering::Relaxed);
+            self.kept_bytes.fetch_add(size, Ordering::Relaxed);
         }
-        sync_dir(&dir).map_err(|error| store_fault("sync", &dir, &error))?;
-        Ok((blobs, bytes))
+        sync_dir(&dir).map_err(|error| store_fault("sync", &dir, &error))
     }
 
     fn staged(&self) -> std::sync::MutexGuard<'_, HashMap<Digest, StagedBlob>> {
@@ -237,8 +271,10 @@ impl Staged<'_> {
         if self.writer.has(&digest, size) {
             return Ok(Blob { digest, size, new: false });
         }
+        start_writing_back(self.file.as_file());
         let file = self.file.into_temp_path();
         self.writer.staged().entry(digest).or_insert(StagedBlob { file, size });
+        self.writer.checkpoint()?;
         Ok(Blob { digest, size, new: true })
     }
 
@@ -283,6 +319,18 @@ fn publish_manifest(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.persist(path)?;
     sync_dir(&dir)
 }
+
+/// Lets the disk begin with a finished blob while others are being made, so that the sync at the
+/// end finds most of the work done. Only advice: nothing depends on it.
+#[cfg(target_os = "linux")]
+fn start_writing_back(file: &File) {
+    // The kernel's answer to "not needed any more" is to start writing what is dirty; those pages
+    // stay in memory until they are on the disk.
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn start_writing_back(_file: &File) {}
 
 /// Brings all staged blobs to the disk: one sync of the file system, where the system can do that.
 #[cfg(target_os = "linux")]

@@ -69,7 +69,7 @@ pub struct Mapped {
 
 impl Mapped {
     /// `function` of every element of `array`, as `to`.
-    pub fn new(array: Array, to: Dtype, function: fn(f32) -> f32) -> Result<Array, Fault> {
+    pub fn each(array: Array, to: Dtype, function: fn(f32) -> f32) -> Result<Array, Fault> {
         if floats(array.dtype, &[]).is_none() || write_floats(to, &[], &mut []).is_none() {
             return Err(not_numbers(if floats(array.dtype, &[]).is_none() {
                 array.dtype

@@ -181,7 +181,10 @@ impl Transposed {
 impl Bytes for Transposed {
     fn read(&mut self, at: u64, out: &mut [u8]) -> Result<(), Fault> {
         let width = self.width;
-        debug_assert!(at % width as u64 == 0 && out.len() % width == 0, "whole elements");
+        debug_assert!(
+            at.is_multiple_of(width as u64) && out.len().is_multiple_of(width),
+            "whole elements"
+        );
         let mut element = at / width as u64;
         let in_part = self.part / width as u64;
         let (last, step) = self.axes.last().copied().unwrap_or((1, 1));

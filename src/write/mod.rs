@@ -42,6 +42,8 @@ pub struct Options<'a> {
 
 /// What happens while a plan is executed. Called by several threads at once, often: be quick.
 pub trait Progress: Sync {
+    /// Another kind of work begins: `writing`, `syncing`.
+    fn phase(&self, _phase: &'static str) {}
     /// Work on this tensor begins.
     fn tensor(&self, _name: &str) {}
     /// So many bytes of the plan's `bytes_in` are done.
@@ -113,6 +115,7 @@ pub fn execute<S: Staging>(
     options: &Options,
 ) -> Result<Outcome, Faults> {
     let begun = Instant::now();
+    options.progress.phase("writing");
     let sources = Sources::open(target, draft)?;
     let blobs = pool::run(plan, &sources, staging, options)?;
     let mut files = Vec::with_capacity(plan.files.len());

@@ -104,9 +104,9 @@ fn apply(op: &Op, arrays: Vec<Array>, tensor: &Tensor) -> Result<Vec<Array>, Fau
         Op::Transpose { axes } => each(&|array| transpose(array, axes), arrays),
         Op::Scalar => each(&scalar, arrays),
         Op::Reciprocal => {
-            each(&|array| Mapped::new(array, Dtype::F32, |number| 1.0 / number), arrays)
+            each(&|array| Mapped::each(array, Dtype::F32, |number| 1.0 / number), arrays)
         }
-        Op::Cast { dtype } => each(&|array| Mapped::new(array, *dtype, |number| number), arrays),
+        Op::Cast { dtype } => each(&|array| Mapped::each(array, *dtype, |number| number), arrays),
         Op::DecodeFp8 { block } => {
             let [weight, scales] = pair(arrays)?;
             Ok(vec![Fp8::decoded(weight, scales, *block)?])
@@ -130,7 +130,7 @@ fn scalar(mut array: Array) -> Result<Array, Fault> {
         return Err(wrong(format!("{:?} is not one number", array.shape)));
     }
     array.shape.clear();
-    Mapped::new(array, Dtype::F32, |number| number)
+    Mapped::each(array, Dtype::F32, |number| number)
 }
 
 fn relabel(mut array: Array, dtype: Dtype, shape: &[u64]) -> Result<Array, Fault> {
@@ -144,7 +144,7 @@ fn relabel(mut array: Array, dtype: Dtype, shape: &[u64]) -> Result<Array, Fault
 
 fn stack(arrays: Vec<Array>, count: u64) -> Result<Vec<Array>, Fault> {
     let total = arrays.len() as u64;
-    if count == 0 || total == 0 || total % count != 0 {
+    if count == 0 || total == 0 || !total.is_multiple_of(count) {
         return Err(wrong(format!("{total} arrays do not make stacks of {count}")));
     }
     let width = (total / count) as usize;

@@ -63,7 +63,7 @@ pub fn quantize_nvfp4_global(dtype: Float, global: f32, input: &[u8], out: Out<'
 fn typed<E: Tabulated>(format: &Format, input: &[u8], out: Out<'_>) {
     let group = format.group as usize;
     let elements = input.len() / E::BYTES;
-    assert!(elements * E::BYTES == input.len() && elements % group == 0, "whole groups");
+    assert!(elements * E::BYTES == input.len() && elements.is_multiple_of(group), "whole groups");
     assert_eq!(out.weight.len(), elements * format.bits as usize / 8, "room for the weight");
     let scale = if format.has_bias() { E::BYTES } else { 1 };
     assert_eq!(out.scales.len(), elements / group * scale, "room for the scales");

@@ -1,0 +1,193 @@
+"""`lathe create` against the machine's own speed: T is the time in which `openssl` hashes the source.
+
+The same model is made in a store on the disk, where the end of `create` waits for the disk, and in
+one in memory (where /dev/shm is), which shows what lathe itself takes. Limits of the machine
+measured in the same run stand beside them, then peak memory, then a synthetic model of 8 GB
+(LATHE_BENCH_GB changes that, 0 leaves it away).
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+from common import Row, alternate, measure, median
+
+# Request and the multiple of T that it may take.
+REQUESTS = [
+    ("none", 1.2),
+    ("int4", 1.1),
+    ("int8", 1.1),
+    ("mxfp8", 1.1),
+    ("nvfp4", 1.3),
+    ("mxfp4", 1.3),
+]
+PEAK_MB = 120
+BIG_FORMAT = "int4"
+BIG_MEMORY_MB = 1000
+
+
+def run(context):
+    source = context.model / "model.safetensors"
+    size = source.stat().st_size
+    stores = {"disk": context.scratch / "write-store"}
+    if os.access("/dev/shm", os.W_OK):
+        stores["memory"] = Path(f"/dev/shm/lathe-bench-{os.getpid()}")
+    try:
+        yield from against_hash(context, source, size, stores)
+        yield from peaks(context, stores)
+        yield from big(context, stores["disk"])
+    finally:
+        for store in stores.values():
+            shutil.rmtree(store, ignore_errors=True)
+
+
+def create(context, request, store, model=None, extra=()):
+    shutil.rmtree(store, ignore_errors=True)
+    quantize = [] if request == "none" else ["--quantize", request]
+    return [context.lathe, "create", "bench", model or context.model, "--store", store, "--quiet",
+            *quantize, *extra]
+
+
+def against_hash(context, source, size, stores):
+    hashing = lambda: measure(["openssl", "dgst", "-sha256", source])
+    for request, multiple in REQUESTS:
+        makers = [
+            lambda store=store: measure(create(context, request, store)) for store in stores.values()
+        ]
+        hashed, *made = alternate(context.runs, hashing, *makers)
+        t = median(hashed, "seconds")
+        for (where, store), runs in zip(stores.items(), made):
+            ours = median(runs, "seconds")
+            rate = size / ours / 1e9
+            written = sum(f.stat().st_size for f in (store / "blobs").iterdir())
+            yield Row(
+                f"{request} ({where}) {rate:.2f} GB/s in, against T", ours, t, "s", 1 / multiple
+            )
+        limits(context, size, t, written)
+
+
+def limits(context, size, t, written):
+    """What the machine could do, in the same minute."""
+    block = bytearray(os.urandom(1 << 20)) * 64
+    begun = time.perf_counter()
+    for _ in range(8):
+        bytes(block)
+    copy = 8 * len(block) / (time.perf_counter() - begun) / 1e9
+    path = context.scratch / "limit"
+    times = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        with open(path, "wb") as file:
+            for at in range(0, written, len(block)):
+                file.write(block[: written - at])
+            file.flush()
+            os.fsync(file.fileno())
+        times.append(time.perf_counter() - begun)
+        path.unlink()
+    disk = statistics.median(times)
+    print(
+        f"  machine: copies {copy:.1f} GB/s, hashes {size / t / 1e9:.2f} GB/s (T {t:.3f} s), "
+        f"disk {written / disk / 1e9:.2f} GB/s ({disk:.3f} s for the {written / 1e6:.0f} MB written)",
+        flush=True,
+    )
+
+
+def sampled(command):
+    """Runs a program; its peak of anonymous and of all memory, in MB, sampled, and its time."""
+    begun = time.perf_counter()
+    child = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL)
+    anonymous = everything = 0
+    while child.poll() is None:
+        try:
+            status = Path(f"/proc/{child.pid}/status").read_text()
+        except OSError:
+            break
+        fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+        if "RssAnon" in fields:
+            anonymous = max(anonymous, int(fields["RssAnon"].split()[0]))
+            everything = max(everything, int(fields["VmHWM"].split()[0]))
+        time.sleep(0.002)
+    if child.wait():
+        raise SystemExit(f"{' '.join(map(str, command))}: exit {child.returncode}")
+    return anonymous * 1024 / 1e6, everything * 1024 / 1e6, time.perf_counter() - begun
+
+
+def peaks(context, stores):
+    if not Path("/proc/self/status").exists():
+        return
+    store = list(stores.values())[-1]
+    for request, _ in REQUESTS:
+        runs = [sampled(create(context, request, store)) for _ in range(3)]
+        anonymous = max(run[0] for run in runs)
+        everything = max(run[1] for run in runs)
+        name = f"{request} anonymous peak ({everything:.0f} MB with files)"
+        yield Row(name, anonymous, PEAK_MB, "MB", 1)
+
+
+def big(context, store):
+    """Time and memory over a synthetic llama, whole and of half the layers: time must be linear."""
+    gigabytes = float(os.environ.get("LATHE_BENCH_GB", "8"))
+    if not gigabytes or not Path("/proc/self/status").exists():
+        return
+    folder = context.scratch / "big"
+    results = []
+    for part in (gigabytes / 2, gigabytes):
+        size = synthetic(folder, part)
+        command = create(context, BIG_FORMAT, store, folder, ["--memory", f"{BIG_MEMORY_MB}MB"])
+        anonymous, _, seconds = sampled(command)
+        results.append((size, seconds))
+        name = f"{BIG_FORMAT} of {size / 1e9:.1f} GB, anonymous peak"
+        yield Row(name, anonymous, BIG_MEMORY_MB + 100, "MB", 1)
+        print(f"  {size / 1e9:.1f} GB took {seconds:.1f} s, {size / seconds / 1e9:.2f} GB/s in")
+        shutil.rmtree(folder)
+        shutil.rmtree(store, ignore_errors=True)
+    (half, half_time), (whole, whole_time) = results
+    yield Row("seconds per GB, half against whole", whole_time / whole * 1e9, half_time / half * 1e9, "s")
+
+
+def synthetic(folder, gigabytes):
+    """A llama of 4096 wide layers with repeated random weights; its size."""
+    folder.mkdir(parents=True)
+    shapes = {
+        "self_attn.q_proj": (4096, 4096),
+        "self_attn.k_proj": (1024, 4096),
+        "self_attn.v_proj": (1024, 4096),
+        "self_attn.o_proj": (4096, 4096),
+        "mlp.gate_proj": (14336, 4096),
+        "mlp.up_proj": (14336, 4096),
+        "mlp.down_proj": (4096, 14336),
+    }
+    a_layer = sum(rows * columns * 2 for rows, columns in shapes.values())
+    layers = max(1, round(gigabytes * 1e9 / a_layer))
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": layers,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 32000,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    header, at = {}, 0
+    for layer in range(layers):
+        for name, shape in shapes.items():
+            end = at + shape[0] * shape[1] * 2
+            key = f"model.layers.{layer}.{name}.weight"
+            header[key] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, end]}
+            at = end
+    text = json.dumps(header).encode()
+    # BF16 numbers below 1 of either sign: the high byte is a sign and a small exponent.
+    block = bytearray(os.urandom(32 << 20))
+    block[1::2] = bytes((byte & 0x80) | 0x3C | (byte & 3) for byte in block[1::2])
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        left = at
+        while left:
+            left -= file.write(block[: min(left, len(block))])
+    return at
