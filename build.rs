@@ -14,6 +14,7 @@ fn main() {
             .unwrap_or_else(|error| panic!("{}: {error}", dir.display()))
             .map(|entry| entry.expect("readable").file_name().to_string_lossy().into_owned())
             .filter(|name| name.ends_with(".yaml") || name.ends_with(".toml"))
+            .filter(|name| !name.contains(".test."))
             .collect();
         names.sort();
         let upper = folder.to_uppercase();

@@ -18,6 +18,7 @@ pub const ALL: &[Named] = &[
     named::<crate::policy::file::PolicyFile>("policy", "a policy of an architecture"),
     named::<crate::format::FormatsFile>("formats", "the table of formats"),
     named::<crate::policy::parsers::Parsers>("parsers", "the table of parsers"),
+    named::<crate::policy_test::TestFile>("policy-test", "tests of a policy"),
     named::<crate::plan::Plan>("plan", "a printed plan"),
 ];
 

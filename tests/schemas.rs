@@ -10,6 +10,18 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
+/// The policies and their tests.
+fn architectures() -> Vec<PathBuf> {
+    let dir = std::fs::read_dir(root().join("policies/architectures")).unwrap();
+    dir.map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().unwrap() == "yaml")
+        .collect()
+}
+
+fn kind(path: &Path) -> &'static str {
+    if path.to_string_lossy().ends_with(".test.yaml") { "policy-test" } else { "policy" }
+}
+
 #[test]
 fn schemas_are_fresh() {
     let mut stale = Vec::new();
@@ -39,15 +51,14 @@ fn obeys(schema: &str, path: &Path) {
 fn built_in_files_obey_their_schemas() {
     obeys("formats", &root().join("policies/formats.toml"));
     obeys("parsers", &root().join("policies/parsers.toml"));
-    for entry in std::fs::read_dir(root().join("policies/architectures")).unwrap() {
-        obeys("policy", &entry.unwrap().path());
+    for path in architectures() {
+        obeys(kind(&path), &path);
     }
 }
 
 #[test]
 fn every_policy_names_its_schema_for_editors() {
-    for entry in std::fs::read_dir(root().join("policies/architectures")).unwrap() {
-        let path = entry.unwrap().path();
+    for path in architectures() {
         let body = std::fs::read_to_string(&path).unwrap();
         let first = body.lines().next().unwrap();
         assert_eq!(

@@ -5,6 +5,8 @@ mod args;
 mod cp;
 mod gc;
 mod list;
+mod plan;
+mod policy;
 mod rm;
 mod ui;
 mod verify;
@@ -31,6 +33,8 @@ enum Command {
     Cp(cp::Cp),
     Verify(verify::Verify),
     Gc(gc::Gc),
+    Policy(policy::Policy),
+    Plan(plan::Plan),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -60,6 +64,8 @@ fn run(command: Command) -> Result<(), ui::Failure> {
         Command::Cp(args) => cp::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Gc(args) => gc::run(&args),
+        Command::Policy(args) => policy::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "lathe", &mut std::io::stdout());
             Ok(())

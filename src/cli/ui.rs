@@ -12,6 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::fault::{self, Fault, Faults};
+pub use crate::plan::render::bytes;
 
 /// The forms in which a command can print its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -26,11 +27,20 @@ pub enum Output {
 pub struct Failure {
     faults: Faults,
     json: bool,
+    /// The exit code of a failure that has been shown already.
+    shown: Option<u8>,
+}
+
+impl Failure {
+    /// A failure that has been shown already.
+    pub fn shown(exit_code: u8) -> Failure {
+        Failure { faults: Faults::default(), json: false, shown: Some(exit_code) }
+    }
 }
 
 impl From<Faults> for Failure {
     fn from(faults: Faults) -> Self {
-        Failure { faults, json: false }
+        Failure { faults, json: false, shown: None }
     }
 }
 
@@ -42,11 +52,14 @@ impl From<Fault> for Failure {
 
 /// Makes any result's faults print as JSON when `json`.
 pub fn failing<T>(json: bool, result: Result<T, Faults>) -> Result<T, Failure> {
-    result.map_err(|faults| Failure { faults, json })
+    result.map_err(|faults| Failure { faults, json, shown: None })
 }
 
 /// Shows a failure and gives its exit code.
 pub fn fail(failure: &Failure) -> ExitCode {
+    if let Some(code) = failure.shown {
+        return ExitCode::from(code);
+    }
     let faults = &failure.faults;
     if failure.json {
         print_json(&ErrorDocument::new(faults));
@@ -99,12 +112,17 @@ pub fn print(what: impl Display) {
 }
 
 /// Says something in passing, on standard error, so that scripts need not see it.
-pub fn note(what: &str) {
+pub fn note(what: impl Display) {
     let _ = writeln!(anstream::stderr().lock(), "{what}");
 }
 
+/// Shows a diagnostic on standard error.
+pub fn diagnose(report: miette::Report) {
+    let _ = writeln!(anstream::stderr().lock(), "{report:?}");
+}
+
 /// Warns, on standard error.
-pub fn warn(what: &str) {
+pub fn warn(what: impl Display) {
     let _ = writeln!(anstream::stderr().lock(), "\x1b[33mwarning:\x1b[0m {what}");
 }
 
@@ -117,23 +135,6 @@ pub fn table(header: &[&str]) -> Table {
         column.set_padding((0, 2));
     }
     table
-}
-
-/// A number of bytes for people: three digits, decimal units.
-pub fn bytes(n: u64) -> String {
-    const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
-    if n < 1000 {
-        return format!("{n} B");
-    }
-    let mut value = n as f64 / 1000.0;
-    let mut unit = 0;
-    // 999.5 would be printed as 1000.
-    while value >= 999.5 && unit + 1 < UNITS.len() {
-        value /= 1000.0;
-        unit += 1;
-    }
-    let digits = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
-    format!("{value:.digits$} {}", UNITS[unit])
 }
 
 /// How long ago, for people.

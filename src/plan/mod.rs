@@ -7,6 +7,7 @@ mod check;
 mod diff;
 mod explain;
 mod make;
+pub mod picture;
 pub mod render;
 mod route;
 mod stack;
@@ -334,7 +335,7 @@ pub enum AffinePart {
 }
 
 /// The rule that decided about a tensor.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RuleRef {
     /// The rule's id, unique in its file.

@@ -1,0 +1,93 @@
+//! `lathe policy list`
+
+use clap::Args;
+use serde::Serialize;
+
+use super::PolicyDir;
+use crate::cli::args::OutputArg;
+use crate::cli::ui;
+use crate::policy::Role;
+use crate::policy::parsers::Parsers;
+
+/// List the policies and the architectures that each is for
+#[derive(Args)]
+pub struct List {
+    /// List the names of answer parsers instead
+    #[arg(long)]
+    parsers: bool,
+    #[command(flatten)]
+    output: OutputArg,
+    #[command(flatten)]
+    policies: PolicyDir,
+}
+
+#[derive(Serialize)]
+struct Row {
+    name: String,
+    extends: Option<String>,
+    role: &'static str,
+    architectures: Vec<String>,
+    rules: usize,
+    decoder: bool,
+    file: String,
+}
+
+pub fn run(args: &List) -> Result<(), ui::Failure> {
+    if args.parsers {
+        return parsers(args);
+    }
+    let library = ui::failing(args.output.json(), args.policies.library())?;
+    let rows: Vec<Row> = library
+        .iter()
+        .map(|entry| Row {
+            name: entry.file.name.clone(),
+            extends: entry.file.extends.clone(),
+            role: match entry.file.role {
+                Role::Target => "target",
+                Role::Draft => "draft",
+            },
+            architectures: entry.file.matches.clone().map(|m| m.architectures).unwrap_or_default(),
+            rules: entry.file.guards.len() + entry.file.drafts.len() + entry.file.tensors.len(),
+            decoder: library
+                .chain(entry)
+                .is_ok_and(|chain| chain.iter().any(|link| link.file.decoder.is_some())),
+            file: entry.document.text.name.clone(),
+        })
+        .collect();
+    if args.output.json() {
+        ui::print_json(&serde_json::json!({ "policies": rows }));
+        return Ok(());
+    }
+    let mut table =
+        ui::table(&["NAME", "EXTENDS", "ROLE", "RULES", "RUNS", "ARCHITECTURES", "FILE"]);
+    for row in rows {
+        table.add_row([
+            row.name,
+            row.extends.unwrap_or_else(|| "-".into()),
+            row.role.into(),
+            row.rules.to_string(),
+            if row.decoder { "yes" } else { "-" }.into(),
+            row.architectures.join(", "),
+            row.file,
+        ]);
+    }
+    ui::print(table);
+    Ok(())
+}
+
+fn parsers(args: &List) -> Result<(), ui::Failure> {
+    let parsers = Parsers::built_in();
+    if args.output.json() {
+        let names: Vec<&String> = parsers.0.keys().collect();
+        ui::print_json(&serde_json::json!({ "parsers": names }));
+        return Ok(());
+    }
+    let mut table = ui::table(&["PARSER", "THINKING", "TOOLS"]);
+    for name in parsers.0.keys() {
+        let facts = parsers.describe(Some(name));
+        let yes = |key: &str| if facts[key] == true { "yes" } else { "-" };
+        table.add_row([name.as_str(), yes("thinking"), yes("tools")]);
+    }
+    ui::print(table);
+    Ok(())
+}

@@ -1,0 +1,66 @@
+//! Preparing a model for planning: a path in, its inventory, weights and policy out.
+
+use std::path::Path;
+
+use crate::classify::{self, Classified};
+use crate::fault::Faults;
+use crate::plan::{Stock, architecture};
+use crate::policy::{Library, Policy, Role};
+use crate::read::{self, Inventory};
+
+/// A model folder, or an inventory file, that has been read and classified.
+pub struct Prepared {
+    /// What the headers say.
+    pub inventory: Inventory,
+    /// The weights.
+    pub classified: Classified,
+    /// The policy that decides about them.
+    pub policy: Policy,
+}
+
+impl Prepared {
+    /// What planning takes.
+    pub fn stock(&self) -> Stock<'_> {
+        Stock { inventory: &self.inventory, classified: &self.classified, policy: &self.policy }
+    }
+}
+
+/// Reads and classifies `path` and finds its policy in `library`.
+///
+/// # Errors
+/// Everything that is wrong with the folder, its layouts, or the policy; those of one room at
+/// once.
+pub fn prepare(path: &Path, role: Role, library: &Library) -> Result<Prepared, Faults> {
+    let inventory = read::source(path)?;
+    with_policy(inventory, role, library, None)
+}
+
+/// As [`prepare`], for an inventory that has been read; `policy` names a policy to use in place
+/// of the one that the architecture finds.
+///
+/// # Errors
+/// As [`prepare`].
+pub fn with_policy(
+    inventory: Inventory,
+    role: Role,
+    library: &Library,
+    policy: Option<&str>,
+) -> Result<Prepared, Faults> {
+    let entry = match policy {
+        None => library.find(&architecture(&inventory.config)?, role)?,
+        Some(name) => library.get(name).ok_or_else(|| {
+            let near = crate::format::nearest(name, library.iter().map(|e| e.file.name.as_str()));
+            let fault = crate::fault::Fault::new(
+                crate::fault::Code::NoPolicy,
+                format!("no policy is named `{name}`"),
+            );
+            match near {
+                Some(near) => fault.help(format!("did you mean `{near}`?")),
+                None => fault.help("`lathe policy list` shows all"),
+            }
+        })?,
+    };
+    let policy = library.compile(entry)?;
+    let classified = classify::classify(&inventory)?;
+    Ok(Prepared { inventory, classified, policy })
+}
