@@ -1,4 +1,5 @@
-//! Lists the built-in policy files, so that adding one is adding a file.
+//! Lists the built-in policy files, so that adding one is adding a file; and tells the linker
+//! where binaries find the libraries of MLX.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -27,4 +28,19 @@ fn main() {
         table.push_str("];\n");
     }
     std::fs::write(Path::new(&out).join("policies.rs"), table).expect("OUT_DIR is writable");
+    link_mlx();
+}
+
+/// An installed binary finds the libraries beside itself, in `../lib/lathe`, and so can be moved. One
+/// that is run where it was built finds them where mlx-sys put them, unless it is built to be
+/// installed (`make install`).
+fn link_mlx() {
+    println!("cargo::rerun-if-env-changed=LATHE_RELOCATABLE");
+    let Ok(runtime) = std::env::var("DEP_MLX_RUNTIME") else { return };
+    let macos = std::env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "macos");
+    let beside = if macos { "@executable_path" } else { "$ORIGIN" };
+    println!("cargo::rustc-link-arg=-Wl,-rpath,{beside}/../lib/lathe");
+    if std::env::var_os("LATHE_RELOCATABLE").is_none() {
+        println!("cargo::rustc-link-arg=-Wl,-rpath,{runtime}");
+    }
 }
