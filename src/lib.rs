@@ -9,6 +9,8 @@ pub mod cli;
 pub mod dtype;
 pub mod fault;
 pub mod format;
+#[cfg(feature = "mlx")]
+pub mod mlx;
 pub mod modelfile;
 pub mod plan;
 pub mod policy;
