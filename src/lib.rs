@@ -6,6 +6,7 @@
 
 pub mod classify;
 pub mod cli;
+pub mod doctor;
 pub mod dtype;
 pub mod fault;
 pub mod format;

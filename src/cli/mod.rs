@@ -3,6 +3,7 @@
 
 mod args;
 mod cp;
+mod doctor;
 mod gc;
 mod list;
 mod plan;
@@ -35,6 +36,7 @@ enum Command {
     Gc(gc::Gc),
     Policy(policy::Policy),
     Plan(plan::Plan),
+    Doctor(doctor::Doctor),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -66,6 +68,7 @@ fn run(command: Command) -> Result<(), ui::Failure> {
         Command::Gc(args) => gc::run(&args),
         Command::Policy(args) => policy::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "lathe", &mut std::io::stdout());
             Ok(())
