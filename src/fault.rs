@@ -124,6 +124,16 @@ codes! {
     CorruptBlob = "corrupt-blob",
     /// Not enough space on the disk.
     NoSpace = "no-space",
+    /// A vocabulary cannot be understood, or a text cannot be tokenized.
+    Tokenizer = "tokenizer",
+    /// The chat template cannot be understood, or refuses the conversation.
+    Template = "template",
+    /// A parser of answers is unknown or cannot be understood.
+    AnswerParser = "answer-parser",
+    /// The prompt is longer than the model was trained for.
+    ContextTooLong = "context-too-long",
+    /// The model that was made does not predict text as a language model does.
+    SmokeCheck = "smoke-check",
     /// An operation on tensors failed.
     Compute = "compute",
     /// The feature was left out of this build.

@@ -4,6 +4,8 @@
 //! Data flows through the rooms in one direction: [`read`] → [`classify`] → [`plan`] → write →
 //! store. See each room's own words.
 
+#[cfg(feature = "mlx")]
+pub mod chat;
 pub mod classify;
 pub mod cli;
 pub mod doctor;
@@ -19,6 +21,10 @@ pub mod policy_test;
 pub mod prepare;
 pub mod propose;
 pub mod read;
+#[cfg(feature = "mlx")]
+pub mod sample;
 pub mod schema;
 pub mod store;
+#[cfg(feature = "mlx")]
+pub mod tokenizer;
 pub mod write;
