@@ -11,7 +11,7 @@ use super::{
     Blob, Draft, File, Manifest, Op, Plan, Request, RuleRef, Source, SourceTensor, Tensor, Totals,
     VERSION,
 };
-use crate::classify::{Classified, Part, Weight, WeightKind};
+use crate::classify::{Classified, Input, Part, Weight, WeightKind};
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults, Warning};
 use crate::format::{Format, Formats, SOURCE};
@@ -197,6 +197,8 @@ struct Builder {
     /// Output name → where it came from.
     names: HashMap<String, String>,
     collisions: Vec<(String, String, String)>,
+    /// Blob metadata of kept weights, as their layouts tell it.
+    metadata: HashMap<String, Arc<IndexMap<String, String>>>,
 }
 
 impl Builder {
@@ -397,7 +399,10 @@ impl Builder {
         if tensors[0].name != name {
             self.claim(&name, &tensors[0].sources[0].name);
         }
-        let metadata = format.map(Format::metadata).unwrap_or_default();
+        let metadata = match self.metadata.get(&tensors[0].name) {
+            Some(told) => IndexMap::clone(told),
+            None => format.map(Format::metadata).unwrap_or_default(),
+        };
         self.blobs.push(Blob { name, media_type: TENSOR_MEDIA.into(), metadata, tensors });
     }
 
@@ -534,32 +539,21 @@ impl Own<'_> {
     }
 
     fn ops(&self, piece: &Piece, parts: &[Part]) -> Vec<Op> {
-        let mut ops = Vec::new();
-        if piece.group.is_some() {
-            ops.push(Op::Stack { count: parts.len() as u64 });
-            ops.extend(parts[0].ops.iter().filter(|op| **op != Op::Copy).map(|op| match op {
-                // A relabel of one expert becomes a relabel of the stack.
-                Op::Relabel { dtype, shape } => Op::Relabel {
-                    dtype: *dtype,
-                    shape: [&[parts.len() as u64], shape.as_slice()].concat(),
-                },
-                other => other.clone(),
-            }));
-            ops.retain(|op| *op != Op::Scalar);
-        } else {
-            ops.extend(parts[0].ops.iter().cloned());
+        match piece.group {
+            None => parts[0].ops.clone(),
+            Some(_) => Part::stacked(&parts.iter().collect::<Vec<_>>()).ops,
         }
-        ops
     }
 
     fn sources(&self, parts: &[Part]) -> Vec<SourceTensor> {
-        let of = |&index: &u32| {
-            let tensor = &self.inventory.tensors[index as usize];
+        let of = |input: &Input| {
+            let tensor = &self.inventory.tensors[input.tensor as usize];
             SourceTensor {
                 name: tensor.name.clone(),
                 file: self.inventory.shards[tensor.shard as usize].name.clone(),
                 dtype: tensor.dtype,
                 shape: tensor.shape.clone(),
+                view: input.view.clone(),
                 draft: self.role == Role::Draft,
             }
         };

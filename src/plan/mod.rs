@@ -197,16 +197,35 @@ pub struct SourceTensor {
     pub dtype: Dtype,
     /// Its shape there.
     pub shape: Vec<u64>,
+    /// The run of elements that is taken, when not all of them are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub view: Option<View>,
     /// Whether it is in the draft's folder.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draft: bool,
 }
 
 impl SourceTensor {
-    /// Size in bytes.
-    pub fn bytes(&self) -> u64 {
-        self.shape.iter().product::<u64>() * self.dtype.bytes()
+    /// Shape of what is taken: of the view when there is one.
+    pub fn taken(&self) -> &[u64] {
+        self.view.as_ref().map_or(&self.shape, |view| &view.shape)
     }
+
+    /// Size in bytes of what is taken.
+    pub fn bytes(&self) -> u64 {
+        self.taken().iter().product::<u64>() * self.dtype.bytes()
+    }
+}
+
+/// Consecutive elements of a source tensor under a shape of their own, such as one expert's
+/// scales in a tensor that holds the scales of all experts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct View {
+    /// Elements before the first one that is taken.
+    pub start: u64,
+    /// Shape of what is taken.
+    pub shape: Vec<u64>,
 }
 
 /// One small step of arithmetic or relabelling; a tensor's steps compose left to right.
@@ -248,27 +267,44 @@ pub enum Op {
     Scalar,
     /// 1/x, in F32.
     Reciprocal,
-    /// Decodes F8_E4M3 with its scales, in F32, rounded once to BF16.
+    /// Decodes F8_E4M3 `[.., out, in]` with its scales to BF16. Arrays: weight, scales.
+    ///
+    /// value = e4m3 * scale, one product in F32, rounded once to BF16. The scales are a row-major
+    /// grid of `ceil(out / block[0])` by `ceil(in / block[1])` for each matrix, whatever their
+    /// shape says (`[rows, 1, cols, 1]`, `[out, 1]` and `[]` occur); their dtype is F32, BF16, F16
+    /// or F8_E8M0. Edge blocks may be partial.
     DecodeFp8 {
         /// Rows and columns that share a scale; 0 means all of them.
         block: [u64; 2],
     },
-    /// Unpacks integers of a producer's layout and decodes them to BF16.
+    /// Decodes packed integers to BF16 `[.., out, in]`: (q - zero) * scale, one product in F32,
+    /// rounded once. Arrays: weight, scales, zero points if `packing` has them, and factors of
+    /// the inputs (one for each column, multiplied in F32 before rounding) if `input_scale`.
     UnpackInt {
         /// How they are packed.
         packing: IntPacking,
+        /// Whether the last array holds a factor for each input, folded into the columns.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        input_scale: bool,
     },
-    /// Re-expresses packed integers as MLX affine `.weight`, `.scale` or `.bias`, exactly.
+    /// Re-expresses packed integers as MLX affine (scale * q + bias), exactly. Arrays for
+    /// `weight`: packed integers; for `scale` and `bias`: scales, and zero points if `packing` has
+    /// them. Where the result's groups are smaller than the source's, scales are repeated.
     AffineInt {
         /// How they are packed.
         packing: IntPacking,
         /// Which of the three is made.
         part: AffinePart,
     },
-    /// Decodes a kept format of `formats.toml` to BF16 (for `--requantize`).
+    /// Decodes a kept format of `formats.toml` to BF16 (for `--requantize`). Arrays: weight,
+    /// scales, then biases (affine) or a global scale (`global`). The bytes are taken as the
+    /// format has them, whatever dtype they are labelled with.
     Dequantize {
         /// The format it is in.
         format: String,
+        /// Whether there is a scale of the whole tensor (of each expert), and its direction.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        global: Option<GlobalScale>,
     },
     /// Converts to another dtype.
     Cast {
@@ -292,33 +328,59 @@ impl Op {
     }
 }
 
+/// Which way a scale of a whole tensor works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum GlobalScale {
+    /// Values are multiplied by it.
+    Multiplies,
+    /// Values are divided by it.
+    Divides,
+}
+
 /// How a producer packs small integers, and how values come from them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct IntPacking {
     /// Whose layout.
     pub order: IntOrder,
-    /// Bits of one integer.
+    /// Bits of one integer: 4 or 8.
     pub bits: u32,
-    /// Inputs that share a scale.
+    /// Inputs that share a scale; 0 means all of them (a scale for each output).
     pub group: u64,
-    /// Whether zero points are stored (else the middle of the range is zero).
-    pub zero_points: bool,
+    /// Where zero is.
+    pub zero: Zero,
 }
 
-/// Orders in which producers pack integers.
+/// Where the zero of packed integers is, counted in unsigned fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Zero {
+    /// In the middle of the range: 8 of 4 bits, 128 of 8.
+    Middle,
+    /// Stored beside the weight, packed as `order` says.
+    Stored,
+    /// Stored, less one (GPTQ), wrapping around: the field 15 of 4 bits means 0.
+    StoredLessOne,
+}
+
+/// Orders in which producers pack integers. In words of 32 bits the lowest bits come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum IntOrder {
-    /// compressed-tensors: I32 `[out, in/8]`, low nibble first, offset binary.
+    /// compressed-tensors: I32 `[.., out, in/8]` of offset binary; scales `[.., out, groups]`;
+    /// zero points I32 `[.., out/8, groups]`, packed along the outputs.
     CompressedTensors,
-    /// AWQ (gemm): I32 `[in, out/8]`, order 0 4 1 5 2 6 3 7 along outputs.
+    /// AWQ (gemm): I32 `[in, out/8]`; field i of a word holds output `[0, 2, 4, 6, 1, 3, 5, 7][i]`
+    /// of its eight; scales `[groups, out]`; zero points I32 `[groups, out/8]` in the same order.
     Awq,
-    /// GPTQ: I32 `[in/8, out]` along inputs, zero points stored minus one.
+    /// GPTQ: I32 `[in/8, out]`, packed along the inputs; scales `[groups, out]`; zero points I32
+    /// `[groups, out/8]`, in plain order.
     Gptq,
-    /// ModelOpt: U8 `[out/2, in]`.
+    /// ModelOpt: U8 `[.., out/2, in]` of two's complement, the even row in the low nibble;
+    /// scales `[.., out, groups]`.
     ModelOpt,
-    /// Plain I8, one byte each.
+    /// Plain I8 of two's complement; scales `[.., out, groups]`.
     Bytes,
 }
 

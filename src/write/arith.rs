@@ -5,6 +5,7 @@ use super::kernels::{self, Float, Quantized};
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault};
 use crate::format::Format;
+use crate::plan::GlobalScale;
 
 /// Values of a small array (scales, zero points, scalars), in F32.
 pub fn values(array: &mut Array) -> Result<Vec<f32>, Fault> {
@@ -180,6 +181,8 @@ pub struct Dequantized {
     scale_dtype: Dtype,
     /// nvfp4's global scales: one, or one for each of the first axis.
     globals: Option<Array>,
+    /// Whether values are divided by them.
+    divides: bool,
     factors: Vec<f32>,
     /// Elements of a row, and rows that share a global scale.
     columns: u64,
@@ -189,7 +192,13 @@ pub struct Dequantized {
 
 impl Dequantized {
     /// `arrays` are the packed weight, its scales, and the format's biases or global scale.
-    pub fn decoded(format: &Format, arrays: Vec<Array>) -> Result<Array, Fault> {
+    ///
+    /// Without `global` the third array of nvfp4 multiplies.
+    pub fn decoded(
+        format: &Format,
+        arrays: Vec<Array>,
+        global: Option<GlobalScale>,
+    ) -> Result<Array, Fault> {
         let count = arrays.len();
         let mut arrays = arrays.into_iter();
         let (Some(weight), Some(scales), third, None) =
@@ -236,6 +245,7 @@ impl Dequantized {
             scales: scales.bytes,
             biases: biases.map(|biases| biases.bytes),
             globals,
+            divides: global == Some(GlobalScale::Divides),
             factors: Vec::new(),
             columns,
             rows_a_global,
@@ -278,6 +288,9 @@ impl Rows for Dequantized {
     fn rows(&mut self, first: u64, out: &mut [u8]) -> Result<(), Fault> {
         if let (Some(globals), true) = (&mut self.globals, self.factors.is_empty()) {
             self.factors = values(globals)?;
+            if self.divides {
+                self.factors.iter_mut().for_each(|factor| *factor = 1.0 / *factor);
+            }
         }
         let row = self.row();
         for (number, out) in (first..).zip(out.chunks_exact_mut(row)) {

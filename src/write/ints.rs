@@ -9,7 +9,7 @@ use super::arith::{values, write_floats};
 use super::array::{Array, ByRows, Bytes, Rows};
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault};
-use crate::plan::{AffinePart, IntOrder, IntPacking};
+use crate::plan::{AffinePart, IntOrder, IntPacking, Zero};
 
 /// AWQ's order of the eight nibbles of a word along the outputs: nibble n holds output AWQ[n].
 const AWQ: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
@@ -64,15 +64,30 @@ impl Layout {
         self.inputs.div_ceil(self.group())
     }
 
+    /// How its scales and zero points stand.
+    fn grid(&self) -> GridShape {
+        let packing = self.packing.clone();
+        GridShape { packing, outputs: self.outputs, groups: self.groups() }
+    }
+}
+
+/// How scales and zero points stand: one for each output and group.
+struct GridShape {
+    packing: IntPacking,
+    outputs: u64,
+    groups: u64,
+}
+
+impl GridShape {
     /// The zero point where none are stored.
     fn middle(&self) -> f32 {
         f32::from(1u16 << (self.packing.bits - 1))
     }
+}
 
-    /// Whether scales and zero points stand input-first.
-    fn input_first(&self) -> bool {
-        matches!(self.packing.order, IntOrder::Awq | IntOrder::Gptq)
-    }
+/// Whether weights, scales and zero points stand input-first.
+fn input_first(order: IntOrder) -> bool {
+    matches!(order, IntOrder::Awq | IntOrder::Gptq)
 }
 
 /// The `bits` bits from bit `at` on of a little-endian stream.
@@ -160,7 +175,7 @@ impl Codes {
     }
 
     fn held(&self) -> u64 {
-        if self.layout.input_first() { self.size } else { self.layout.inputs }
+        if input_first(self.layout.packing.order) { self.size } else { self.layout.inputs }
     }
 }
 
@@ -172,33 +187,37 @@ struct Grid {
 
 impl Grid {
     /// Reads them; `zeros` when the packing stores them.
-    fn read(layout: &Layout, scales: &mut Array, zeros: Option<&mut Array>) -> Result<Grid, Fault> {
-        let (outputs, groups) = (layout.outputs, layout.groups());
+    fn read(
+        shape: &GridShape,
+        scales: &mut Array,
+        zeros: Option<&mut Array>,
+    ) -> Result<Grid, Fault> {
+        let (outputs, groups) = (shape.outputs, shape.groups);
         let wanted = outputs * groups;
         if scales.elements() != wanted {
             let what = format!("{} scales where {wanted} are needed", scales.elements());
             return Err(Fault::new(Code::BadScale, what));
         }
         let mut scale = values(scales)?;
-        if layout.input_first() {
+        if input_first(shape.packing.order) {
             scale = transposed(&scale, groups as usize, outputs as usize);
         }
         let zeros = match zeros {
-            Some(zeros) => Self::zeros(layout, zeros)?,
-            None => vec![layout.middle(); wanted as usize],
+            Some(zeros) => Self::zeros(shape, zeros)?,
+            None => vec![shape.middle(); wanted as usize],
         };
         Ok(Grid { scales: scale, zeros })
     }
 
-    fn zeros(layout: &Layout, array: &mut Array) -> Result<Vec<f32>, Fault> {
-        let (outputs, groups) = (layout.outputs, layout.groups());
-        let bits = layout.packing.bits;
+    fn zeros(shape: &GridShape, array: &mut Array) -> Result<Vec<f32>, Fault> {
+        let (outputs, groups) = (shape.outputs, shape.groups);
+        let bits = shape.packing.bits;
         let wide = u64::from(bits);
-        let (along, across) = match layout.packing.order {
+        let (along, across) = match shape.packing.order {
             IntOrder::CompressedTensors => (outputs, groups), // packed down the rows
             _ => (groups, outputs),                           // packed along them
         };
-        let packed = match layout.packing.order {
+        let packed = match shape.packing.order {
             IntOrder::CompressedTensors => along.div_ceil(32 / wide) * 4 * across,
             IntOrder::Awq | IntOrder::Gptq => along * (across * wide).div_ceil(32) * 4,
             IntOrder::ModelOpt | IntOrder::Bytes => outputs * groups,
@@ -209,7 +228,7 @@ impl Grid {
             return Err(Fault::new(Code::BadScale, what));
         }
         let stride = if groups > 0 { packed / groups } else { 0 };
-        let zero = |output: u64, group: u64| match layout.packing.order {
+        let zero = |output: u64, group: u64| match shape.packing.order {
             IntOrder::CompressedTensors => {
                 let word = (output * wide / 32 * groups + group) * 32;
                 bits_at(&bytes, word + output * wide % 32, bits)
@@ -218,14 +237,14 @@ impl Grid {
                 let nibble = AWQ.iter().position(|&o| o == (output % 8) as usize).unwrap_or(0);
                 bits_at(&bytes, group * stride * 8 + output / 8 * 32 + nibble as u64 * 4, 4)
             }
-            // Stored minus one; GPTQ's readers let that wrap around in the integers' width.
-            IntOrder::Gptq => {
-                let stored = bits_at(&bytes, group * stride * 8 + output * wide, bits);
-                (stored + 1) & ((1u16 << bits) - 1) as u8
-            }
+            IntOrder::Gptq => bits_at(&bytes, group * stride * 8 + output * wide, bits),
             IntOrder::ModelOpt => (bytes[(output * groups + group) as usize] & 15) ^ 8,
             IntOrder::Bytes => bytes[(output * groups + group) as usize] ^ 0x80,
         };
+        // Where zero points are stored less one, readers let that wrap around in their width.
+        let less = u8::from(shape.packing.zero == Zero::StoredLessOne);
+        let mask = ((1u16 << bits) - 1) as u8;
+        let zero = |output, group| zero(output, group).wrapping_add(less) & mask;
         let places = (0..outputs).flat_map(|output| (0..groups).map(move |group| (output, group)));
         Ok(places.map(|(output, group)| f32::from(zero(output, group))).collect())
     }
@@ -248,37 +267,65 @@ fn logical(layout: &Layout, weight: &Array) -> Vec<u64> {
     vec![layout.outputs, layout.inputs]
 }
 
-/// Splits `[packed, scales]` or `[packed, scales, zero points]`.
-fn parts(packing: &IntPacking, arrays: Vec<Array>) -> Result<(Array, Array, Option<Array>), Fault> {
+/// What stands beside packed integers.
+struct Beside {
+    scales: Array,
+    zeros: Option<Array>,
+    /// A factor for each input.
+    inputs: Option<Array>,
+}
+
+/// Splits the packed weight (when `weight`), scales, zero points and factors of the inputs.
+fn parts(
+    packing: &IntPacking,
+    arrays: Vec<Array>,
+    weight: bool,
+    input_scale: bool,
+) -> Result<(Option<Array>, Beside), Fault> {
+    let stored = packing.zero != Zero::Middle;
+    let wanted = 1 + [weight, stored, input_scale].into_iter().filter(|there| *there).count();
     let count = arrays.len();
     let mut arrays = arrays.into_iter();
-    match (arrays.next(), arrays.next(), arrays.next(), arrays.next()) {
-        (Some(weight), Some(scales), zeros, None) if zeros.is_some() == packing.zero_points => {
-            Ok((weight, scales, zeros))
+    let weight = if weight { arrays.next() } else { None };
+    match (count == wanted, arrays.next()) {
+        (true, Some(scales)) => {
+            let zeros = if stored { arrays.next() } else { None };
+            Ok((weight, Beside { scales, zeros, inputs: arrays.next() }))
         }
         _ => {
-            let what = format!("the plan unpacks integers from {count} arrays");
+            let what = format!("the plan unpacks integers from {count} arrays, not {wanted}");
             Err(Fault::new(Code::Companion, what))
         }
     }
 }
 
-/// Integers decoded to BF16: (q - z) * s in F32, rounded once.
+/// Integers decoded to BF16: (q - z) * s in F32, times the input's factor, rounded once.
 struct Unpacked {
     codes: Codes,
-    scales: Array,
-    zeros: Option<Array>,
+    beside: Beside,
     grid: Option<Grid>,
+    factors: Vec<f32>,
     scratch: Vec<u8>,
 }
 
-/// Decodes `[packed, scales]` (and zero points, where stored) to BF16 `[…, out, in]`.
-pub fn unpacked(packing: &IntPacking, arrays: Vec<Array>) -> Result<Array, Fault> {
-    let (weight, scales, zeros) = parts(packing, arrays)?;
+/// Decodes `[packed, scales]` (and zero points, and factors of the inputs) to BF16 `[…, out, in]`.
+pub fn unpacked(
+    packing: &IntPacking,
+    input_scale: bool,
+    arrays: Vec<Array>,
+) -> Result<Array, Fault> {
+    let (weight, beside) = parts(packing, arrays, true, input_scale)?;
+    let weight = weight.ok_or_else(|| Fault::new(Code::Companion, "no packed weight"))?;
     let layout = Layout::of(packing, &weight)?;
+    if let Some(factors) = &beside.inputs
+        && factors.elements() != layout.inputs
+    {
+        let what = format!("{} factors for {} inputs", factors.elements(), layout.inputs);
+        return Err(Fault::new(Code::BadScale, what));
+    }
     let shape = logical(&layout, &weight);
     let codes = Codes::new(layout, weight);
-    let rows = Unpacked { codes, scales, zeros, grid: None, scratch: Vec::new() };
+    let rows = Unpacked { codes, beside, grid: None, factors: Vec::new(), scratch: Vec::new() };
     Ok(Array { dtype: Dtype::BF16, shape, bytes: Box::new(ByRows::new(rows)) })
 }
 
@@ -290,7 +337,11 @@ impl Rows for Unpacked {
     fn rows(&mut self, first: u64, out: &mut [u8]) -> Result<(), Fault> {
         let layout = self.codes.layout.clone();
         if self.grid.is_none() {
-            self.grid = Some(Grid::read(&layout, &mut self.scales, self.zeros.as_mut())?);
+            let Beside { scales, zeros, inputs } = &mut self.beside;
+            self.grid = Some(Grid::read(&layout.grid(), scales, zeros.as_mut())?);
+            if let Some(inputs) = inputs {
+                self.factors = values(inputs)?;
+            }
         }
         let Some(grid) = &self.grid else { return Ok(()) };
         let groups = layout.groups() as usize;
@@ -303,6 +354,7 @@ impl Rows for Unpacked {
             {
                 let place = at + input / layout.group() as usize;
                 let value = (f32::from(code) - grid.zeros[place]) * grid.scales[place];
+                let value = self.factors.get(input).map_or(value, |factor| value * factor);
                 *out = half::bf16::from_f32(value).to_le_bytes();
             }
         }
@@ -310,7 +362,7 @@ impl Rows for Unpacked {
     }
 
     fn held(&self) -> u64 {
-        self.codes.held() + 8 * self.scales.elements()
+        self.codes.held() + 8 * self.beside.scales.elements()
     }
 }
 
@@ -336,18 +388,17 @@ pub fn affine(
         let rows = Repacked { codes, scratch: Vec::new() };
         return Ok(Array { dtype: Dtype::U32, shape, bytes: Box::new(ByRows::new(rows)) });
     }
-    let (weight, mut scales, mut zeros) = parts(packing, arrays)?;
-    let layout = Layout::of(packing, &weight)?;
     let columns = wanted.last().copied().unwrap_or(0);
-    let groups = layout.groups();
-    if columns == 0
-        || columns % groups != 0
-        || layout.outputs * columns != wanted.iter().product::<u64>()
-    {
-        let what = format!("{groups} groups a row cannot become scales of shape {wanted:?}");
+    let (_, mut beside) = parts(packing, arrays, false, false)?;
+    let outputs = wanted.iter().product::<u64>() / columns.max(1);
+    let groups = beside.scales.elements() / outputs.max(1);
+    if groups == 0 || columns % groups != 0 || outputs * groups != beside.scales.elements() {
+        let what =
+            format!("{} scales cannot become scales of shape {wanted:?}", beside.scales.elements());
         return Err(Fault::new(Code::BadScale, what));
     }
-    let grid = Grid::read(&layout, &mut scales, zeros.as_mut())?;
+    let shape = GridShape { packing: packing.clone(), outputs, groups };
+    let grid = Grid::read(&shape, &mut beside.scales, beside.zeros.as_mut())?;
     let of = |place: usize| match part {
         AffinePart::Bias => -grid.scales[place] * grid.zeros[place],
         _ => grid.scales[place],

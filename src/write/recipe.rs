@@ -7,8 +7,8 @@
 //! | copy, relabel, split, transpose, scalar, reciprocal, cast | each array | one for each |
 //! | stack (count n) | n runs of k arrays | k arrays |
 //! | decode-fp8 | weight, scales | one |
-//! | unpack-int | packed, scales, zero points where stored | one |
-//! | affine-int | packed, scales, zero points where stored (the weight needs only the first) | one |
+//! | unpack-int | packed, scales, zero points where stored, factors of inputs | one |
+//! | affine-int | the weight: packed; scale and bias: scales, zero points where stored | one |
 //! | dequantize | weight, scales, and biases or a global scale where the format has them | one |
 //! | quantize | one, and it is the last | weight, scales, biases |
 
@@ -43,7 +43,7 @@ fn build(tensor: &Tensor, sources: &Sources<'_>) -> Result<Recipe, Fault> {
         let (file, start) = sources.find(source)?;
         arrays.push(Array {
             dtype: source.dtype,
-            shape: source.shape.clone(),
+            shape: source.taken().to_vec(),
             bytes: Box::new(Stored { file, start }),
         });
     }
@@ -111,11 +111,15 @@ fn apply(op: &Op, arrays: Vec<Array>, tensor: &Tensor) -> Result<Vec<Array>, Fau
             let [weight, scales] = pair(arrays)?;
             Ok(vec![Fp8::decoded(weight, scales, *block)?])
         }
-        Op::UnpackInt { packing } => Ok(vec![ints::unpacked(packing, arrays)?]),
+        Op::UnpackInt { packing, input_scale } => {
+            Ok(vec![ints::unpacked(packing, *input_scale, arrays)?])
+        }
         Op::AffineInt { packing, part } => {
             Ok(vec![ints::affine(packing, *part, arrays, tensor.dtype, &tensor.shape)?])
         }
-        Op::Dequantize { format } => Ok(vec![Dequantized::decoded(known_format(format)?, arrays)?]),
+        Op::Dequantize { format, global } => {
+            Ok(vec![Dequantized::decoded(known_format(format)?, arrays, *global)?])
+        }
         Op::Quantize { .. } => Err(wrong("quantize is not the last operation".into())),
     }
 }

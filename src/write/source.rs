@@ -69,7 +69,13 @@ impl<'a> Sources<'a> {
         {
             return Err(gone("and the folder has another tensor of that name"));
         }
-        Ok((shard.file.clone(), found.range.start))
+        let Some(view) = &tensor.view else { return Ok((shard.file.clone(), found.range.start)) };
+        let count = view.shape.iter().try_fold(1u64, |product, axis| product.checked_mul(*axis));
+        let end = count.and_then(|count| view.start.checked_add(count));
+        if end.is_none_or(|end| end > found.elements()) {
+            return Err(gone("and the run that it takes leaves the tensor"));
+        }
+        Ok((shard.file.clone(), found.range.start + view.start * found.dtype.bytes()))
     }
 
     /// Faults for every file that is not what it was when it was opened.
