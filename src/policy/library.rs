@@ -117,18 +117,8 @@ impl Library {
         let of_role = |role| self.iter().filter(|e| e.file.role == role).filter(named).last();
         match role {
             Role::Draft => of_role(Role::Draft).or_else(|| of_role(Role::Target)),
-            Role::Target => match (of_role(Role::Target), of_role(Role::Draft)) {
-                (Some(entry), _) => Some(entry),
-                (None, Some(draft)) => {
-                    let message = format!(
-                        "{architecture} is a draft (policy {}), not a model of its own",
-                        draft.file.name
-                    );
-                    return Err(Fault::new(Code::NoPolicy, message)
-                        .help("name it with DRAFT in a Modelfile whose FROM is its target"));
-                }
-                (None, None) => None,
-            },
+            // A draft's folder may also be made into a model by itself, to be attached later.
+            Role::Target => of_role(Role::Target).or_else(|| of_role(Role::Draft)),
         }
         .or_else(|| self.get("base"))
         .ok_or_else(|| {
