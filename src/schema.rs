@@ -20,6 +20,9 @@ pub const ALL: &[Named] = &[
     named::<crate::policy::parsers::Parsers>("parsers", "the table of parsers"),
     named::<crate::policy_test::TestFile>("policy-test", "tests of a policy"),
     named::<crate::plan::Plan>("plan", "a printed plan"),
+    named::<crate::classify::file::SourceFile>("source", "a producer's layout"),
+    named::<crate::classify::file::ClaimsFile>("claims", "where configs claim what is quantized"),
+    named::<crate::read::Described>("inventory", "an inventory file"),
 ];
 
 const fn named<T: JsonSchema>(name: &'static str, about: &'static str) -> Named {

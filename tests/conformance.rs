@@ -215,3 +215,35 @@ fn drafts_agree() {
 fn schedules_agree() {
     agree("schedules");
 }
+
+#[test]
+fn sources_agree() {
+    agree("sources");
+}
+
+/// What is already quantized is quantized again only on demand; FP8 is decoded, so any format may
+/// be asked for.
+#[test]
+fn requests_on_quantized_sources() {
+    let library = Library::built_in().unwrap();
+    for case in cases("sources") {
+        for (request, expected) in &case.expected {
+            if expected.rejected_at.is_none() {
+                continue;
+            }
+            let fp8 = case.source.iter().any(|(_, dtype, ..)| dtype == "F8_E4M3")
+                && !case.source.iter().any(|(_, dtype, ..)| dtype == "U8");
+            match plan_case(&library, &case, request) {
+                Ok(plan) => {
+                    assert!(fp8, "{} {request}: planned", case.name);
+                    let quantized = plan.tensors().filter(|tensor| tensor.format.is_some());
+                    assert!(quantized.count() > 0, "{} {request}: nothing quantized", case.name);
+                }
+                Err(faults) => {
+                    assert!(!fp8, "{} {request}: {faults}", case.name);
+                    assert_eq!(faults.0[0].code, lathe::fault::Code::AlreadyQuantized);
+                }
+            }
+        }
+    }
+}

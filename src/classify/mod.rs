@@ -5,11 +5,26 @@
 //! this room interprets them. Companions are folded into their weight, so what leaves is one
 //! [`Weight`] for each thing that the plan may decide about.
 
+mod claims;
+mod dims;
+pub mod file;
+mod groups;
+pub mod layout;
+mod make;
+mod matching;
+mod paths;
+mod sorting;
+
 use std::sync::Arc;
 
+use indexmap::IndexMap;
+
 use crate::dtype::Dtype;
-use crate::fault::Warning;
-use crate::plan::Op;
+use crate::fault::{Faults, Warning};
+use crate::plan::{Op, View};
+use crate::read::Inventory;
+
+pub use layout::Layouts;
 
 /// Where a decision comes from: a rule of a policy, or of a source layout.
 pub use crate::plan::RuleRef;
@@ -49,6 +64,8 @@ pub enum WeightKind {
     Keep {
         /// The format that it is in, a name of `formats.toml`.
         format: Arc<str>,
+        /// The blob metadata that says so.
+        metadata: Arc<IndexMap<String, String>>,
         /// The tensors to write: the weight first, then its companions.
         parts: Vec<Part>,
         /// How to get the floats, for `--requantize`.
@@ -61,14 +78,63 @@ pub enum WeightKind {
 pub struct Part {
     /// What is added to the weight's name: empty, `.scale`, `.bias`, `.global_scale`.
     pub suffix: &'static str,
-    /// Indices into [`crate::read::Inventory::tensors`], in the order in which `ops` takes them.
-    pub sources: Vec<u32>,
+    /// What is read, in the order in which `ops` takes them.
+    pub sources: Vec<Input>,
     /// What is done to them.
     pub ops: Vec<Op>,
     /// dtype of the result.
     pub dtype: Dtype,
     /// Shape of the result.
     pub shape: Vec<u64>,
+}
+
+impl Part {
+    /// One part made of the same part of several weights (experts), stacked on a new first axis.
+    /// `Op::Stack` comes first, so that the other steps see whole stacks; numbers become a vector.
+    pub fn stacked(parts: &[&Part]) -> Part {
+        let count = parts.len() as u64;
+        let first = parts[0];
+        // Stacking gives a vector of numbers already.
+        let needless = |op: &&Op| matches!(op, Op::Copy | Op::Scalar);
+        let ops = first.ops.iter().filter(|op| !needless(op)).map(|op| deeper(op, count));
+        Part {
+            suffix: first.suffix,
+            sources: parts.iter().flat_map(|part| part.sources.iter().cloned()).collect(),
+            ops: std::iter::once(Op::Stack { count }).chain(ops).collect(),
+            dtype: first.dtype,
+            shape: deeper_shape(&first.shape, count),
+        }
+    }
+}
+
+/// The same step on a stack of `count`.
+fn deeper(op: &Op, count: u64) -> Op {
+    match op {
+        Op::Relabel { dtype, shape } => {
+            Op::Relabel { dtype: *dtype, shape: deeper_shape(shape, count) }
+        }
+        Op::Split { axis, parts, index } => {
+            Op::Split { axis: axis + 1, parts: *parts, index: *index }
+        }
+        Op::Transpose { axes } => {
+            Op::Transpose { axes: std::iter::once(0).chain(axes.iter().map(|a| a + 1)).collect() }
+        }
+        other => other.clone(),
+    }
+}
+
+fn deeper_shape(shape: &[u64], count: u64) -> Vec<u64> {
+    let numbers = shape.iter().product::<u64>() == 1 && shape.len() < 2;
+    std::iter::once(count).chain(if numbers { &[][..] } else { shape }.iter().copied()).collect()
+}
+
+/// A source tensor, or a run of its elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Input {
+    /// Index into [`crate::read::Inventory::tensors`].
+    pub tensor: u32,
+    /// The elements that are taken, when not all of them are.
+    pub view: Option<View>,
 }
 
 /// What classify hands to plan.
@@ -80,25 +146,23 @@ pub struct Classified {
     pub warnings: Vec<Warning>,
 }
 
-/// Classifies every tensor of a folder.
+/// Classifies every tensor of a folder by the built-in layouts.
 ///
 /// # Errors
-/// Dtypes that no layout has.
-pub fn classify(inventory: &crate::read::Inventory) -> Result<Classified, crate::fault::Faults> {
-    let layout: Arc<str> = "float".into();
-    let weights = inventory.tensors.iter().enumerate().map(|(index, tensor)| Weight {
-        name: tensor.name.clone(),
-        layout: layout.clone(),
-        producer: None,
-        dtype: tensor.dtype,
-        shape: tensor.shape.clone(),
-        kind: WeightKind::Plain(Part {
-            suffix: "",
-            sources: vec![index as u32],
-            ops: vec![Op::Copy],
-            dtype: tensor.dtype,
-            shape: tensor.shape.clone(),
-        }),
-    });
-    Ok(Classified { weights: weights.collect(), warnings: Vec::new() })
+/// Every weight that has no layout, at once: missing companions, scales of the wrong dtype or
+/// shape, companions without a weight, layouts that are refused by name.
+pub fn classify(inventory: &Inventory) -> Result<Classified, Faults> {
+    classify_by(Layouts::built_in(), inventory)
+}
+
+/// Classifies by given layouts.
+///
+/// # Errors
+/// As [`classify`].
+pub fn classify_by(layouts: &Layouts, inventory: &Inventory) -> Result<Classified, Faults> {
+    let mut sorting = sorting::Sorting::new(layouts, inventory);
+    for group in groups::groups(layouts, inventory) {
+        sorting.group(&group);
+    }
+    sorting.finish()
 }
