@@ -137,10 +137,10 @@ impl Layouts {
 
     /// Splits a tensor's name into what it belongs to and the suffix that some layout knows.
     pub fn split<'n>(&self, name: &'n str) -> (&'n str, Option<Suffix>) {
-        if let Some(dot) = name.rfind('.') {
-            if let Some(&suffix) = self.by_text.get(&name[dot..]) {
-                return (&name[..dot], Some(suffix));
-            }
+        if let Some(dot) = name.rfind('.')
+            && let Some(&suffix) = self.by_text.get(&name[dot..])
+        {
+            return (&name[..dot], Some(suffix));
         }
         for &suffix in &self.undotted {
             if let Some(base) = name.strip_suffix(&self.suffixes[suffix as usize])

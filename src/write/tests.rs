@@ -14,7 +14,7 @@ use crate::dtype::Dtype;
 use crate::format::Formats;
 use crate::plan::{
     AffinePart, Blob, IntOrder, IntPacking, Manifest, Op, Request, RuleRef, Source, SourceTensor,
-    Tensor, Totals,
+    Tensor, Totals, View, Zero,
 };
 use crate::read::{Shard, TensorInfo};
 
@@ -113,6 +113,7 @@ fn planned(from: &[&Raw], name: &str, ops: Vec<Op>, dtype: Dtype, shape: &[u64])
         file: "model.safetensors".into(),
         dtype: *dtype,
         shape: shape.clone(),
+        view: None,
         draft: false,
     });
     let format = ops.iter().find_map(Op::quantizes).map(String::from);
@@ -527,7 +528,12 @@ fn every_packing_of_the_same_integers_gives_the_same_weight() {
         ("mo", IntOrder::ModelOpt),
     ] {
         let zero_points = name != "mo";
-        let packing = IntPacking { order, bits: 4, group: grid.group as u64, zero_points };
+        let zero_of = match name {
+            "mo" => Zero::Middle,
+            "gptq" => Zero::StoredLessOne,
+            _ => Zero::Stored,
+        };
+        let packing = IntPacking { order, bits: 4, group: grid.group as u64, zero: zero_of };
         let mut from = vec![by_name(name), by_name(&format!("{name}.s"))];
         if zero_points {
             from.push(by_name(&format!("{name}.z")));
@@ -538,7 +544,7 @@ fn every_packing_of_the_same_integers_gives_the_same_weight() {
             (f32::from(code(o, i)) - f32::from(zero(o, g))) * grid.scale(o, g)
         };
 
-        let ops = vec![Op::UnpackInt { packing: packing.clone() }];
+        let ops = vec![Op::UnpackInt { packing: packing.clone(), input_scale: false }];
         let decoded = made(&raws, planned(&from, "t", ops, Dtype::BF16, &[o, i]));
         for (at, value) in from_bf16(&decoded["t"].1).into_iter().enumerate() {
             let exact = exact(at / ins, at % ins);
@@ -548,7 +554,9 @@ fn every_packing_of_the_same_integers_gives_the_same_weight() {
         // As affine, with the scales of 64 inputs written for each 32.
         let affine = |part, dtype, shape: &[u64]| {
             let ops = vec![Op::AffineInt { packing: packing.clone(), part }];
-            made(&raws, planned(&from, "t", ops, dtype, shape))["t"].1.clone()
+            // The weight needs only its integers, scales and biases need all but them.
+            let from = if part == AffinePart::Weight { &from[..1] } else { &from[1..] };
+            made(&raws, planned(from, "t", ops, dtype, shape))["t"].1.clone()
         };
         let weight = affine(AffinePart::Weight, Dtype::U32, &[o, i / 8]);
         let scales = affine(AffinePart::Scale, Dtype::F32, &[o, g]);
@@ -567,5 +575,48 @@ fn every_packing_of_the_same_integers_gives_the_same_weight() {
             let value = f32::from_le_bytes(bytes.try_into().unwrap());
             assert_eq!(value, exact(at / ins, at % ins), "{name} {at}");
         }
+    }
+}
+
+/// Factors of the inputs go into the columns before the only rounding.
+#[test]
+fn factors_of_the_inputs_fold_into_the_columns() {
+    let (o, i) = (4u64, 32u64);
+    let codes: Vec<u8> = (0..o * i).map(|n| (n * 7 % 256) as u8).collect();
+    let factors: Vec<f32> = (0..i).map(|n| 0.5 + n as f32 / 24.0).collect();
+    let scales: Vec<f32> = (0..o).map(|n| 0.3 + n as f32 / 7.0).collect();
+    let f32s = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    let raws: Vec<Raw> = vec![
+        ("w", Dtype::I8, vec![o, i], codes.clone()),
+        ("w.s", Dtype::F32, vec![o, 1], f32s(&scales)),
+        ("w.f", Dtype::F32, vec![i], f32s(&factors)),
+    ];
+    let packing = IntPacking { order: IntOrder::Bytes, bits: 8, group: 0, zero: Zero::Middle };
+    let ops = vec![Op::UnpackInt { packing, input_scale: true }];
+    let from: Vec<&Raw> = raws.iter().collect();
+    let decoded = made(&raws, planned(&from, "t", ops, Dtype::BF16, &[o, i]));
+    for (at, value) in from_bf16(&decoded["t"].1).into_iter().enumerate() {
+        let (row, column) = (at / i as usize, at % i as usize);
+        let exact = f32::from(codes[at] as i8) * scales[row] * factors[column];
+        assert_eq!(value, half::bf16::from_f32(exact).to_f32(), "{at}");
+    }
+}
+
+/// A run of a tensor is read as a tensor of its own, and may not leave it.
+#[test]
+fn a_view_takes_a_run_of_a_tensor() {
+    let raws: Vec<Raw> = vec![("w", Dtype::U8, vec![3, 2, 2], (0..12).collect())];
+    let view = |start: u64| {
+        let mut tensor = planned(&[&raws[0]], "t", vec![Op::Copy], Dtype::U8, &[2, 2]);
+        tensor.sources[0].view = Some(View { start, shape: vec![2, 2] });
+        tensor
+    };
+    assert_eq!(made(&raws, view(4))["t"].1, [4, 5, 6, 7]);
+    let dir = tempfile::tempdir().unwrap();
+    let inventory = folder(dir.path(), &raws);
+    for start in [9, u64::MAX] {
+        let staging = InMemory::with_room(u64::MAX);
+        let faults = run_with(&plan(vec![view(start)]), &inventory, &staging, 1, 1 << 20);
+        assert_eq!(faults.unwrap_err().0[0].code, Code::StalePlan);
     }
 }
