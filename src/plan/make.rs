@@ -480,9 +480,11 @@ impl Own<'_> {
             WeightKind::Decode { decode, .. } | WeightKind::Keep { decode, .. } => decode.clone(),
         };
         let parts: Vec<Part> = piece.members.iter().map(|weight| part(weight)).collect();
+        // What is decoded need not have the dtype of what was kept.
+        let dtype = parts[0].dtype;
         let mut ops = self.ops(piece, &parts);
         if let Some(format) = decision.format {
-            if first.dtype == Dtype::F64 {
+            if dtype == Dtype::F64 {
                 ops.push(Op::Cast { dtype: Dtype::F32 });
             }
             ops.push(Op::Quantize { format: format.name.clone() });
@@ -493,11 +495,11 @@ impl Own<'_> {
             sources: self.sources(&parts),
             ops,
             format: decision.format.map(|format| format.name.clone()),
-            dtype: first.dtype,
+            dtype: dtype,
             shape: shape.to_vec(),
             bytes: match decision.format {
-                Some(format) => format.bytes(shape, quantized_from(first.dtype)),
-                None => shape.iter().product::<u64>() * first.dtype.bytes(),
+                Some(format) => format.bytes(shape, quantized_from(dtype)),
+                None => shape.iter().product::<u64>() * dtype.bytes(),
             },
             layout: first.layout.clone(),
             rule: decision.rule.clone(),
