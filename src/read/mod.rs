@@ -6,6 +6,7 @@
 
 mod described;
 mod header;
+pub mod hostile;
 mod lenient;
 mod shards;
 mod side;
