@@ -14,6 +14,8 @@ mod make;
 mod matching;
 mod paths;
 mod sorting;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
