@@ -124,6 +124,8 @@ codes! {
     CorruptBlob = "corrupt-blob",
     /// Not enough space on the disk.
     NoSpace = "no-space",
+    /// A decoder description does not fit the model that it is to run.
+    Decoder = "decoder",
     /// An operation on tensors failed.
     Compute = "compute",
     /// The feature was left out of this build.

@@ -4,6 +4,8 @@
 //! Data flows through the rooms in one direction: [`read`] → [`classify`] → [`plan`] → write →
 //! store. See each room's own words.
 
+#[cfg(feature = "mlx")]
+pub mod cache;
 pub mod classify;
 pub mod cli;
 pub mod doctor;
@@ -12,6 +14,7 @@ pub mod fault;
 pub mod format;
 #[cfg(feature = "mlx")]
 pub mod mlx;
+pub mod model;
 pub mod modelfile;
 pub mod plan;
 pub mod policy;

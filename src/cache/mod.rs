@@ -1,0 +1,136 @@
+//! cache: what a sequence remembers, layer by layer.
+//!
+//! A [`Cache`] belongs to one sequence and holds a [`LayerCache`] for every layer that remembers
+//! something; a forward pass is given one cache for each row of its batch, so splitting a batch
+//! and merging it again is moving values. All layers stand at one offset, the number of tokens
+//! written. Two kinds of layer share the trait [`Remembers`]: [`keys::KeyCache`] (of everything,
+//! or of a sliding window) and [`state::StateCache`] (a recurrent state).
+//!
+//! Going back: keys can be cut off at any earlier offset (within a window's slack); a recurrent
+//! state only exists at the offsets for which a snapshot was scheduled in the batch.
+
+pub mod keys;
+pub mod state;
+
+use mlx_rs::Array;
+
+use crate::fault::{Code, Fault};
+use keys::KeyCache;
+use state::StateCache;
+
+/// What the caches of all layers can do.
+pub trait Remembers {
+    /// Whether it can go back to `offset` tokens.
+    fn reaches(&self, offset: usize) -> bool;
+    /// Goes back to `offset` tokens, which it [`reaches`](Remembers::reaches).
+    fn rollback(&mut self, offset: usize);
+    /// The arrays that hold it, to be evaluated together with a pass's result.
+    fn arrays(&self) -> Vec<&Array>;
+    /// Bytes held.
+    fn bytes(&self) -> usize {
+        self.arrays().iter().map(|array| array.nbytes()).sum()
+    }
+}
+
+/// What one layer remembers.
+#[derive(Clone, Debug)]
+pub enum LayerCache {
+    /// Keys and values.
+    Keys(KeyCache),
+    /// A recurrent state.
+    State(StateCache),
+}
+
+impl LayerCache {
+    fn inner(&self) -> &dyn Remembers {
+        match self {
+            LayerCache::Keys(keys) => keys,
+            LayerCache::State(state) => state,
+        }
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn Remembers {
+        match self {
+            LayerCache::Keys(keys) => keys,
+            LayerCache::State(state) => state,
+        }
+    }
+}
+
+/// What one sequence remembers.
+///
+/// Cloning it is a snapshot: the arrays are shared until one of the two writes.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    layers: Vec<LayerCache>,
+    offset: usize,
+}
+
+impl Cache {
+    /// An empty cache of the given layers, in the order of their slots.
+    pub fn new(layers: Vec<LayerCache>) -> Cache {
+        Cache { layers, offset: 0 }
+    }
+
+    /// Tokens written.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.layers.iter().map(|layer| layer.inner().bytes()).sum()
+    }
+
+    /// The cache as it is now, for [`restore`](Cache::restore).
+    pub fn snapshot(&self) -> Cache {
+        self.clone()
+    }
+
+    /// Takes a snapshot's place: of this sequence or of another of the same model.
+    pub fn restore(&mut self, snapshot: &Cache) {
+        *self = snapshot.clone();
+    }
+
+    /// Whether every layer can go back to `offset` tokens.
+    pub fn reaches(&self, offset: usize) -> bool {
+        offset <= self.offset && self.layers.iter().all(|layer| layer.inner().reaches(offset))
+    }
+
+    /// Goes back to `offset` tokens.
+    pub fn rollback(&mut self, offset: usize) -> Result<(), Fault> {
+        if !self.reaches(offset) {
+            let message = format!(
+                "the cache cannot go back from {} tokens to {offset}: no snapshot was scheduled \
+                 there",
+                self.offset
+            );
+            return Err(Fault::new(Code::Internal, message));
+        }
+        for layer in &mut self.layers {
+            layer.inner_mut().rollback(offset);
+        }
+        self.offset = offset;
+        Ok(())
+    }
+
+    /// The arrays that hold it, to be evaluated together with a pass's result.
+    pub fn arrays(&self) -> impl Iterator<Item = &Array> {
+        self.layers.iter().flat_map(|layer| layer.inner().arrays())
+    }
+
+    /// One layer's memory.
+    pub fn layer(&self, slot: usize) -> &LayerCache {
+        &self.layers[slot]
+    }
+
+    /// One layer's memory, to be written.
+    pub fn layer_mut(&mut self, slot: usize) -> &mut LayerCache {
+        &mut self.layers[slot]
+    }
+
+    /// Notes that all layers have been written `tokens` further.
+    pub fn advance(&mut self, tokens: usize) {
+        self.offset += tokens;
+    }
+}

@@ -1,0 +1,423 @@
+//! Attention with grouped queries (Vaswani et al. 2017; Ainslie et al. 2023), and what models
+//! add to it: biases, norms of queries, keys and values, a sliding window, a soft cap on scores
+//! (Gemma 2), sinks (gpt-oss), an output gate, keys that are values too, keys of another layer.
+//!
+//! Projections work on the whole batch; scores are per row, since each row has its own cache and
+//! its own length.
+
+use mlx_rs::Array;
+use mlx_rs::fast::{ScaledDotProductAttentionMask as Mask, scaled_dot_product_attention};
+use mlx_rs::ops::{concatenate, select, softmax_axis};
+
+use super::batch::Pass;
+use super::build::Builder;
+use super::description;
+use super::linear::Linear;
+use super::norm::Norm;
+use super::ops::{Function, Result, join_rows, last_axis, row, soft_cap, times};
+use super::rope::Rope;
+use crate::cache::keys::{KeyCache, Seen};
+use crate::cache::{Cache, LayerCache};
+
+/// Attention.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    q: Projections,
+    o: Linear,
+    q_norm: Option<Norm>,
+    norm_all_heads: bool,
+    keys: Keys,
+    rope: Option<Rope>,
+    gate: Option<Gate>,
+    scores: Scores,
+    heads: i32,
+    kv_heads: i32,
+    head_dim: i32,
+}
+
+/// How queries, keys and values are projected.
+#[derive(Clone, Debug)]
+enum Projections {
+    /// Each by itself; keys and values stand in [`Keys::Own`].
+    Split(Linear),
+    /// All in one.
+    Fused(Linear),
+}
+
+/// Where keys and values come from.
+#[derive(Clone, Debug)]
+enum Keys {
+    /// This layer's own, kept in a slot of the cache.
+    Own {
+        k: Option<Linear>,
+        v: Option<Linear>,
+        k_norm: Option<Norm>,
+        v_norm: Option<Norm>,
+        slot: usize,
+        layer: usize,
+        /// Whether later layers read them too.
+        shared: bool,
+    },
+    /// Another layer's.
+    Of(usize),
+}
+
+#[derive(Clone, Debug)]
+struct Gate {
+    projection: Option<Linear>,
+    function: Function,
+    per_head: bool,
+}
+
+/// How scores are made and used.
+#[derive(Clone, Debug)]
+pub struct Scores {
+    /// Multiplies them.
+    pub scale: f32,
+    /// A token sees so many, itself included.
+    pub window: Option<usize>,
+    /// Soft cap.
+    pub cap: Option<f32>,
+    /// A learned score per head, `[heads]`.
+    pub sinks: Option<Array>,
+}
+
+impl Attention {
+    /// Reads attention in layer `layer`.
+    pub fn build(
+        to: &mut Builder,
+        attention: &description::Attention,
+        layer: usize,
+    ) -> Option<Attention> {
+        to.under(&attention.path, |to| Attention::build_here(to, attention, layer))
+    }
+
+    fn build_here(
+        to: &mut Builder,
+        attention: &description::Attention,
+        layer: usize,
+    ) -> Option<Attention> {
+        let heads = to.int(&attention.heads, "heads")?;
+        let kv_heads = to.int_or(&attention.kv_heads, heads)?;
+        let head_dim = to.int(&attention.head_dim, "head_dim")?;
+        if kv_heads < 1 || heads % kv_heads != 0 || head_dim < 1 {
+            to.fault(format!("{heads} heads of {head_dim} do not share {kv_heads} key heads"));
+            return None;
+        }
+        let bias = to.holds(&attention.bias, false);
+        let out_bias = to.holds(&attention.out_bias, false);
+        let keys_of = to.int_or(&attention.keys_of, -1)?;
+        let window = to.int_or(&attention.window, 0)?;
+        let window = usize::try_from(window).ok().filter(|&window| window > 0);
+
+        let gate = match &attention.gate {
+            Some(gate) if to.holds(&gate.when, true) => Some(Gate::build(to, gate, heads)?),
+            _ => None,
+        };
+        let gate_in_q = gate.as_ref().is_some_and(|gate| gate.projection.is_none());
+        let q_rows = heads * head_dim * if gate_in_q { 2 } else { 1 };
+        let fused = attention.qkv.as_ref().filter(|name| to.find(name).is_some());
+        let q = match (fused, &attention.q) {
+            (Some(name), _) => {
+                let rows = q_rows + 2 * kv_heads * head_dim;
+                Linear::build_sized(to, name, bias, rows).map(Projections::Fused)
+            }
+            (None, Some(name)) => {
+                Linear::build_sized(to, name, bias, q_rows).map(Projections::Split)
+            }
+            (None, None) => {
+                to.fault("attention names neither q, k and v nor qkv");
+                None
+            }
+        };
+        let keys = if let Ok(other) = usize::try_from(keys_of) {
+            to.read_by_others.insert(other);
+            Some(Keys::Of(other))
+        } else {
+            let slot = to.slot(LayerCache::Keys(KeyCache::new(window)));
+            Keys::build(to, attention, kv_heads * head_dim, bias, fused.is_some(), slot, layer)
+        };
+        let o = Linear::build(to, &attention.o, out_bias);
+        let q_norm = match &attention.q_norm {
+            Some(norm) => Norm::build(to, norm, false),
+            None => None,
+        };
+        let rope = match &attention.rope {
+            Some(rope) => Rope::build(to, rope, head_dim),
+            None => None,
+        };
+        let scale = to.float_or(&attention.scale, (head_dim as f64).powf(-0.5))?;
+        let cap = to.maybe_float(&attention.soft_cap)?.filter(|&cap| cap != 0.0);
+        let sinks = match &attention.sinks {
+            Some(name) => {
+                let name = to.full_name(name);
+                Some(to.vector(&name)?)
+            }
+            None => None,
+        };
+        let scores = Scores { scale: scale as f32, window, cap: cap.map(|cap| cap as f32), sinks };
+        Some(Attention {
+            q: q?,
+            o: o?,
+            q_norm,
+            norm_all_heads: to.holds(&attention.norm_all_heads, false),
+            keys: keys?,
+            rope,
+            gate,
+            scores,
+            heads: heads as i32,
+            kv_heads: kv_heads as i32,
+            head_dim: head_dim as i32,
+        })
+    }
+
+    /// Notes that later layers read this layer's keys, if it is one of `layers`.
+    pub fn share(&mut self, layers: &std::collections::BTreeSet<usize>) {
+        if let Keys::Own { layer, shared, .. } = &mut self.keys {
+            *shared = layers.contains(layer);
+        }
+    }
+
+    /// `[rows, tokens, hidden]` to the same.
+    pub fn forward(&self, x: &Array, pass: &mut Pass) -> Result<Array> {
+        let (batch, longest) = (x.dim(0), x.dim(1));
+        let (mut q, k, v) = self.project(x)?;
+        let mut gate = None;
+        if self.gate.as_ref().is_some_and(|gate| gate.projection.is_none()) {
+            // Each head's row holds its query and then its gate.
+            let both = q.reshape(&[batch, longest, self.heads, 2 * self.head_dim])?;
+            gate = Some(last_axis(&both, self.head_dim, 2 * self.head_dim)?);
+            q = last_axis(&both, 0, self.head_dim)?;
+        }
+        let q = self.heads_of(&q, self.q_norm.as_ref(), self.heads)?;
+        let own = match &self.keys {
+            Keys::Own { k_norm, v_norm, .. } => {
+                let (Some(k), Some(v)) = (k, v) else { return Err(no_keys()) };
+                let keys = self.heads_of(&k, k_norm.as_ref(), self.kv_heads)?;
+                let values = v.reshape(&[batch, longest, self.kv_heads, self.head_dim])?;
+                let values = match v_norm {
+                    Some(norm) => norm.forward(&values)?,
+                    None => values,
+                };
+                Some((keys, values.swap_axes(1, 2)?))
+            }
+            Keys::Of(_) => None,
+        };
+        let mut rows = Vec::with_capacity(batch as usize);
+        let mut seen_rows = Vec::new();
+        for index in 0..batch as usize {
+            let (tokens, position) = {
+                let row = &pass.batch.rows[index];
+                (row.tokens.len(), row.position)
+            };
+            let queries = self.rotate(&row(&q, index, tokens, 2)?, position, pass)?;
+            let seen = match (&self.keys, &own) {
+                (Keys::Own { slot, .. }, Some((keys, values))) => {
+                    let keys = self.rotate(&row(keys, index, tokens, 2)?, position, pass)?;
+                    let values = row(values, index, tokens, 2)?;
+                    keys_in(pass.caches[index], *slot)?.append(&keys, Some(&values))?
+                }
+                (Keys::Of(layer), _) => pass
+                    .seen
+                    .get(layer)
+                    .and_then(|rows| rows.get(index))
+                    .cloned()
+                    .ok_or_else(no_keys)?,
+                _ => return Err(no_keys()),
+            };
+            rows.push(self.scores.attend(&queries, &seen, position, pass)?);
+            seen_rows.push(seen);
+        }
+        if let Keys::Own { shared: true, layer, .. } = &self.keys {
+            pass.seen.insert(*layer, seen_rows);
+        }
+        let out = join_rows(rows, longest as usize, 2)?.swap_axes(1, 2)?;
+        let out = match &self.gate {
+            Some(gate_of) => gate_of.apply(x, gate, &out)?,
+            None => out,
+        };
+        self.o.forward(&out.reshape(&[batch, longest, self.heads * self.head_dim])?)
+    }
+
+    /// Queries, keys and values, `[rows, tokens, heads × head_dim]`.
+    fn project(&self, x: &Array) -> Result<(Array, Option<Array>, Option<Array>)> {
+        match &self.q {
+            Projections::Fused(qkv) => {
+                let all = qkv.forward(x)?;
+                let kv = self.kv_heads * self.head_dim;
+                let q = all.dim(-1) - 2 * kv;
+                let (k, v) = (last_axis(&all, q, q + kv)?, last_axis(&all, q + kv, q + 2 * kv)?);
+                Ok((last_axis(&all, 0, q)?, Some(k), Some(v)))
+            }
+            Projections::Split(q) => {
+                let q = q.forward(x)?;
+                let Keys::Own { k: Some(k), v, .. } = &self.keys else {
+                    return Ok((q, None, None));
+                };
+                let k = k.forward(x)?;
+                let v = match v {
+                    Some(v) => v.forward(x)?,
+                    None => k.clone(),
+                };
+                Ok((q, Some(k), Some(v)))
+            }
+        }
+    }
+
+    /// `[rows, heads, tokens, head_dim]`, normalized.
+    fn heads_of(&self, x: &Array, norm: Option<&Norm>, heads: i32) -> Result<Array> {
+        let shape = [x.dim(0), x.dim(1), heads, self.head_dim];
+        let split = match norm {
+            Some(norm) if self.norm_all_heads => norm.forward(x)?.reshape(&shape)?,
+            Some(norm) => norm.forward(&x.reshape(&shape)?)?,
+            None => x.reshape(&shape)?,
+        };
+        split.swap_axes(1, 2)
+    }
+
+    fn rotate(&self, x: &Array, position: usize, pass: &mut Pass) -> Result<Array> {
+        match &self.rope {
+            Some(rope) => rope.apply(x, position, pass),
+            None => Ok(x.clone()),
+        }
+    }
+}
+
+impl Keys {
+    fn build(
+        to: &mut Builder,
+        attention: &description::Attention,
+        rows: i64,
+        bias: bool,
+        fused: bool,
+        slot: usize,
+        layer: usize,
+    ) -> Option<Keys> {
+        let (mut k, mut v) = (None, None);
+        if !fused {
+            let Some(name) = &attention.k else {
+                to.fault("attention names no keys");
+                return None;
+            };
+            let keys = Linear::build_sized(to, name, bias, rows);
+            if !to.holds(&attention.values_are_keys, false) {
+                let Some(name) = &attention.v else {
+                    to.fault("attention names no values");
+                    return None;
+                };
+                v = Some(Linear::build_sized(to, name, bias, rows)?);
+            }
+            k = Some(keys?);
+        }
+        let k_norm = match &attention.k_norm {
+            Some(norm) => Norm::build(to, norm, false),
+            None => None,
+        };
+        let v_norm = match &attention.v_norm {
+            Some(norm) => Norm::build(to, norm, false),
+            None => None,
+        };
+        Some(Keys::Own { k, v, k_norm, v_norm, slot, layer, shared: false })
+    }
+}
+
+impl Gate {
+    fn build(to: &mut Builder, gate: &description::AttentionGate, heads: i64) -> Option<Gate> {
+        let function = to.function(&gate.activation)?;
+        let projection = match &gate.tensor {
+            Some(name) => Some(Linear::build(to, name, false)?),
+            None => None,
+        };
+        let per_head =
+            projection.as_ref().is_some_and(|projection| i64::from(projection.outputs()) == heads);
+        Some(Gate { projection, function, per_head })
+    }
+
+    /// Multiplies `[rows, tokens, heads, head_dim]`.
+    fn apply(&self, x: &Array, from_q: Option<Array>, out: &Array) -> Result<Array> {
+        let gate = match (&self.projection, from_q) {
+            (Some(projection), _) => projection.forward(x)?,
+            (None, Some(gate)) => gate,
+            (None, None) => return Ok(out.clone()),
+        };
+        let gate = self.function.of(&gate)?;
+        match self.per_head {
+            true => out.multiply(gate.expand_dims(-1)?),
+            false => out.multiply(gate.reshape(out.shape())?),
+        }
+    }
+}
+
+impl Scores {
+    /// Attention of one row: queries `[1, heads, tokens, dim]`, the first at `position`.
+    pub fn attend(
+        &self,
+        queries: &Array,
+        seen: &Seen,
+        position: usize,
+        pass: &mut Pass,
+    ) -> Result<Array> {
+        let (tokens, keys) = (queries.dim(2) as usize, seen.keys.dim(2) as usize);
+        // The last token sees the first key, and so every key up to itself: causal is enough.
+        let whole = self.window.is_none_or(|window| position + tokens - 1 - seen.start < window);
+        if self.cap.is_some() {
+            return self.attend_capped(queries, seen, position, pass);
+        }
+        let array;
+        let mask = match (tokens, whole) {
+            (1, _) => None,
+            (_, true) => Some(Mask::Causal),
+            (_, false) => {
+                array = pass.mask(position, tokens, seen.start, keys, self.window)?;
+                Some(Mask::Array(&array))
+            }
+        };
+        let sinks = self.sinks.as_ref();
+        scaled_dot_product_attention(queries, &seen.keys, &seen.values, self.scale, mask, sinks)
+    }
+
+    /// The same with a soft cap, which the fused operation lacks.
+    fn attend_capped(
+        &self,
+        queries: &Array,
+        seen: &Seen,
+        position: usize,
+        pass: &mut Pass,
+    ) -> Result<Array> {
+        let (heads, tokens, dim) = (queries.dim(1), queries.dim(2), queries.dim(3));
+        let (kv_heads, keys) = (seen.keys.dim(1), seen.keys.dim(2));
+        let grouped = queries.reshape(&[1, kv_heads, heads / kv_heads * tokens, dim])?;
+        let scores = times(&grouped, self.scale)?.matmul(seen.keys.swap_axes(-1, -2)?)?;
+        let mut scores = scores.reshape(&[1, heads, tokens, keys])?;
+        if let Some(cap) = self.cap {
+            scores = soft_cap(&scores, cap)?;
+        }
+        if tokens > 1 {
+            let mask =
+                pass.mask(position, tokens as usize, seen.start, keys as usize, self.window)?;
+            let never = Array::from_f32(f32::NEG_INFINITY).as_dtype(scores.dtype())?;
+            scores = select(&mask, &scores, &never)?;
+        }
+        if let Some(sinks) = &self.sinks {
+            let sinks = sinks.as_dtype(scores.dtype())?.reshape(&[1, heads, 1, 1])?;
+            let sinks = mlx_rs::ops::broadcast_to(&sinks, &[1, heads, tokens, 1])?;
+            scores = concatenate(&[scores, sinks], -1)?;
+        }
+        let weights = last_axis(&softmax_axis(&scores, -1, true)?, 0, keys)?;
+        let weights = weights.reshape(&[1, kv_heads, heads / kv_heads * tokens, keys])?;
+        let out = weights.matmul(&seen.values)?;
+        out.reshape(&[1, heads, tokens, seen.values.dim(3)])
+    }
+}
+
+/// A row's keys in a slot.
+pub fn keys_in(cache: &mut Cache, slot: usize) -> Result<&mut KeyCache> {
+    match cache.layer_mut(slot) {
+        LayerCache::Keys(keys) => Ok(keys),
+        LayerCache::State(_) => Err(no_keys()),
+    }
+}
+
+fn no_keys() -> mlx_rs::error::Exception {
+    mlx_rs::error::Exception::custom("attention without keys: this cache is another model's")
+}

@@ -1,0 +1,320 @@
+//! Builds modules from a description: resolves names and values, and keeps count of tensors.
+//!
+//! Every fault is noted and building goes on, so that all that is wrong with a description, or a
+//! model, is told at once.
+
+use std::collections::{BTreeSet, HashSet};
+
+use mlx_rs::{Array, Dtype};
+
+use super::Compute;
+use super::description::{Activation, Expr, NormDefaults};
+use super::linear::Matrix;
+use super::ops::{Function, Result as Computed};
+use super::rope::Rope;
+use super::source::{TensorSource, Weight};
+use super::values::{Reason, Scope};
+use crate::cache::LayerCache;
+use crate::fault::{Code, Fault, Faults};
+
+/// What modules are built with.
+pub struct Builder<'a> {
+    source: &'a dyn TensorSource,
+    known: HashSet<String>,
+    used: HashSet<String>,
+    /// How numbers are held.
+    pub compute: Compute,
+    /// Defaults of norms.
+    pub norms: NormDefaults,
+    /// What expressions see at this point.
+    pub scope: Scope,
+    path: Vec<String>,
+    faults: Faults,
+    slots: Vec<LayerCache>,
+    ropes: Vec<Rope>,
+    /// Layers whose keys others read.
+    pub read_by_others: BTreeSet<usize>,
+}
+
+impl<'a> Builder<'a> {
+    /// A builder at the top of a model's names.
+    pub fn new(source: &'a dyn TensorSource, scope: Scope, compute: Compute) -> Builder<'a> {
+        Builder {
+            source,
+            known: source.names().into_iter().collect(),
+            used: HashSet::new(),
+            compute,
+            norms: NormDefaults::default(),
+            scope,
+            path: Vec::new(),
+            faults: Faults::default(),
+            slots: Vec::new(),
+            ropes: Vec::new(),
+            read_by_others: BTreeSet::new(),
+        }
+    }
+
+    // ---- faults ----
+
+    /// Notes a fault of the description or the model.
+    pub fn fault(&mut self, message: impl Into<String>) {
+        self.faults.push(Fault::new(Code::Decoder, message));
+    }
+
+    fn note<T>(&mut self, result: Result<T, Reason>, what: &str) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(reason) => {
+                let place = self.path.join(".");
+                let place = if place.is_empty() { String::new() } else { format!(" of {place}") };
+                self.fault(format!("{what}{place}: {reason}"));
+                None
+            }
+        }
+    }
+
+    /// The result of a computation while building.
+    pub fn made<T>(&mut self, make: impl FnOnce() -> Computed<T>) -> Option<T> {
+        match make() {
+            Ok(value) => Some(value),
+            Err(error) => {
+                let fault = Fault::new(Code::Compute, format!("MLX: {}", error.what()));
+                self.faults.push(fault);
+                None
+            }
+        }
+    }
+
+    // ---- values ----
+
+    /// A whole number that must be there.
+    pub fn int(&mut self, expr: &Expr, what: &str) -> Option<i64> {
+        let value = self.scope.int(expr);
+        let value = self.note(value, what)?;
+        self.needed(value, expr, what)
+    }
+
+    /// A number that must be there.
+    pub fn float(&mut self, expr: &Expr, what: &str) -> Option<f64> {
+        let value = self.scope.float(expr);
+        let value = self.note(value, what)?;
+        self.needed(value, expr, what)
+    }
+
+    fn needed<T>(&mut self, value: Option<T>, expr: &Expr, what: &str) -> Option<T> {
+        let reason = format!("the config does not give it ({})", shown(expr));
+        self.note(value.ok_or(reason), what)
+    }
+
+    /// A number, or `default` where the description or the config has none.
+    pub fn float_or(&mut self, expr: &Option<Expr>, default: f64) -> Option<f64> {
+        Some(self.maybe_float(expr)?.unwrap_or(default))
+    }
+
+    /// A number, if the description and the config have one that is not 0. `None` is a fault.
+    pub fn maybe_float(&mut self, expr: &Option<Expr>) -> Option<Option<f64>> {
+        let Some(expr) = expr else { return Some(None) };
+        let value = self.scope.float(expr);
+        self.note(value, "a value")
+    }
+
+    /// A whole number, or `default` where the description or the config has none.
+    pub fn int_or(&mut self, expr: &Option<Expr>, default: i64) -> Option<i64> {
+        let Some(expr) = expr else { return Some(default) };
+        let value = self.scope.int(expr);
+        Some(self.note(value, "a value")?.unwrap_or(default))
+    }
+
+    /// A condition, or `default` where the description has none. What cannot be told is a fault
+    /// and does not hold.
+    pub fn holds(&mut self, expr: &Option<Expr>, default: bool) -> bool {
+        let Some(expr) = expr else { return default };
+        let value = self.scope.holds(expr);
+        self.note(value, "a condition").unwrap_or(false)
+    }
+
+    /// The function that a description names, itself or by an expression.
+    pub fn function(&mut self, activation: &Activation) -> Option<Function> {
+        if let Some(function) = Function::named(&activation.0) {
+            return Some(function);
+        }
+        let expr = Expr::Text(activation.0.clone());
+        let name = self.scope.text(&expr);
+        let name = self.note(name, "activation")?;
+        let name = self.needed(name, &expr, "activation")?;
+        let function = Function::named(&name);
+        if function.is_none() {
+            let known = Function::NAMES.join(", ");
+            self.fault(format!("activation `{name}` is not known; known are {known}"));
+        }
+        function
+    }
+
+    // ---- names and tensors ----
+
+    /// Builds with names hanging on `path` too.
+    pub fn under<T>(&mut self, path: &str, build: impl FnOnce(&mut Self) -> T) -> T {
+        let depth = self.path.len();
+        if !path.is_empty() {
+            self.path.push(path.into());
+        }
+        let built = build(self);
+        self.path.truncate(depth);
+        built
+    }
+
+    /// The whole name of a name at this point.
+    pub fn full_name(&self, name: &str) -> String {
+        let mut full = self.path.join(".");
+        if !full.is_empty() {
+            full.push('.');
+        }
+        full + name
+    }
+
+    /// The whole name of a weight, with or without `.weight`, if the model has it.
+    pub fn find(&self, name: &str) -> Option<String> {
+        let full = self.full_name(name);
+        let with_suffix = format!("{full}.weight");
+        [with_suffix, full].into_iter().find(|name| self.known.contains(name))
+    }
+
+    /// The whole name of a weight that must be there.
+    pub fn weight_name(&mut self, name: &str) -> Option<String> {
+        let found = self.find(name);
+        if found.is_none() {
+            self.missing(&format!("{}.weight", self.full_name(name)));
+        }
+        found
+    }
+
+    fn missing(&mut self, name: &str) {
+        let fault = Fault::new(Code::Decoder, "the decoder needs this tensor and it is missing");
+        self.faults.push(fault.on_tensor(name));
+    }
+
+    /// Counts a tensor as used without reading it.
+    pub fn passed_over(&mut self, name: &str) {
+        self.used.insert(name.into());
+    }
+
+    fn read(&mut self, name: &str) -> Option<Weight> {
+        self.used.insert(name.into());
+        match self.source.tensor(name) {
+            Ok(Some(weight)) => Some(weight),
+            Ok(None) => {
+                self.missing(name);
+                None
+            }
+            Err(fault) => {
+                self.faults.push(fault);
+                None
+            }
+        }
+    }
+
+    /// A tensor that is not a matrix, in the compute dtype.
+    pub fn vector(&mut self, name: &str) -> Option<Array> {
+        let dtype = self.compute.dtype;
+        self.vector_as(name, dtype)
+    }
+
+    /// A tensor that is not a matrix, in a dtype of its own.
+    pub fn vector_as(&mut self, name: &str, dtype: Dtype) -> Option<Array> {
+        match self.read(name)? {
+            Weight::Float(array) => self.made(|| {
+                let array = array.as_dtype(dtype)?;
+                array.eval()?;
+                Ok(array)
+            }),
+            Weight::Quantized(_) => {
+                let message = "this tensor is quantized and its module needs it plain";
+                self.faults.push(Fault::new(Code::Decoder, message).on_tensor(name));
+                None
+            }
+        }
+    }
+
+    /// A matrix, quantized or not.
+    pub fn matrix(&mut self, name: &str, transposed: bool) -> Option<Matrix> {
+        let weight = self.read(name)?;
+        let compute = self.compute;
+        self.made(|| {
+            let matrix = Matrix::new(weight, transposed, compute.dtype, compute.on_cpu)?;
+            mlx_rs::transforms::eval(matrix.arrays())?;
+            Ok(matrix)
+        })
+    }
+
+    /// Notes a fault unless a tensor has the size that the description works out.
+    pub fn expect(&mut self, name: &str, what: &str, found: i64, wanted: i64) -> Option<()> {
+        if found == wanted {
+            return Some(());
+        }
+        let message = format!("has {found} {what} where the config makes {wanted}");
+        let fault = Fault::new(Code::Decoder, message).on_tensor(self.full_name(name));
+        self.faults.push(fault);
+        None
+    }
+
+    // ---- what modules share ----
+
+    /// A place in every sequence's cache.
+    pub fn slot(&mut self, empty: LayerCache) -> usize {
+        self.slots.push(empty);
+        self.slots.len() - 1
+    }
+
+    /// One rope for all modules that rotate alike.
+    pub fn shared_rope(&mut self, mut rope: Rope) -> Rope {
+        if let Some(known) = self.ropes.iter().find(|known| known.same(&rope)) {
+            return known.clone();
+        }
+        rope.id = self.ropes.len();
+        self.ropes.push(rope.clone());
+        rope
+    }
+
+    // ---- the end ----
+
+    /// Notes a fault for each tensor that is neither used nor declared unused.
+    pub fn check_all_used(&mut self, unused: &[String]) {
+        let mut set = globset::GlobSetBuilder::new();
+        for glob in unused {
+            let parsed =
+                globset::GlobBuilder::new(&glob.replace('.', "/")).literal_separator(true).build();
+            match parsed {
+                Ok(glob) => {
+                    set.add(glob);
+                }
+                Err(error) => self.fault(format!("unused: `{glob}` is no glob: {error}")),
+            }
+        }
+        let Ok(set) = set.build() else { return };
+        let mut left: Vec<String> = self
+            .known
+            .iter()
+            .filter(|name| !self.used.contains(*name) && !set.is_match(name.replace('.', "/")))
+            .cloned()
+            .collect();
+        left.sort();
+        for name in left {
+            let message = "the decoder neither uses this tensor nor declares it unused";
+            self.faults.push(Fault::new(Code::Decoder, message).on_tensor(name));
+        }
+    }
+
+    /// The caches' slots, if there is no fault.
+    pub fn finish(self) -> Result<Vec<LayerCache>, Faults> {
+        self.faults.or(self.slots)
+    }
+}
+
+fn shown(expr: &Expr) -> String {
+    match expr {
+        Expr::Bool(value) => value.to_string(),
+        Expr::Int(value) => value.to_string(),
+        Expr::Float(value) => value.to_string(),
+        Expr::Text(text) => format!("`{text}`"),
+    }
+}

@@ -1,0 +1,125 @@
+//! Small functions of arrays that modules share.
+
+use mlx_rs::Array;
+use mlx_rs::error::Exception;
+use mlx_rs::ops::indexing::TryIndexOp;
+use mlx_rs::ops::{concatenate, logaddexp, maximum, sigmoid, tanh};
+
+/// What operations give.
+pub type Result<T> = std::result::Result<T, Exception>;
+
+/// `x × by`, in the dtype of x.
+pub fn times(x: &Array, by: f32) -> Result<Array> {
+    x.multiply(Array::from_f32(by).as_dtype(x.dtype())?)
+}
+
+/// Elements `from..to` of the last axis.
+pub fn last_axis(x: &Array, from: i32, to: i32) -> Result<Array> {
+    x.try_index((mlx_rs::ops::indexing::Ellipsis, from..to))
+}
+
+/// One row's true tokens of an array `[rows, …, tokens, …]` with the tokens on `axis` (1 or 2).
+pub fn row(x: &Array, row: usize, tokens: usize, axis: usize) -> Result<Array> {
+    if x.dim(0) == 1 && x.dim(axis as i32) as usize == tokens {
+        return Ok(x.clone());
+    }
+    let (row, tokens) = (row as i32, tokens as i32);
+    match axis {
+        1 => x.try_index((row..row + 1, 0..tokens)),
+        _ => x.try_index((row..row + 1, .., 0..tokens)),
+    }
+}
+
+/// The rows of a batch together again: each `[1, …, tokens, …]` is filled up with zeros to
+/// `longest` tokens on `axis`.
+pub fn join_rows(mut rows: Vec<Array>, longest: usize, axis: usize) -> Result<Array> {
+    for row in &mut rows {
+        let missing = longest as i32 - row.dim(axis as i32);
+        if missing > 0 {
+            let mut shape = row.shape().to_vec();
+            shape[axis] = missing;
+            let filler = mlx_rs::ops::zeros_dtype(&shape, row.dtype())?;
+            *row = concatenate(&[&*row, &filler], axis as i32)?;
+        }
+    }
+    match rows.len() {
+        1 => Ok(rows.remove(0)),
+        _ => concatenate(&rows, 0),
+    }
+}
+
+/// `cap × tanh(x / cap)`.
+pub fn soft_cap(x: &Array, cap: f32) -> Result<Array> {
+    times(&tanh(times(x, 1.0 / cap)?)?, cap)
+}
+
+/// `ln(1 + e^x)`.
+pub fn softplus(x: &Array) -> Result<Array> {
+    logaddexp(x, Array::from_f32(0.0).as_dtype(x.dtype())?)
+}
+
+macro_rules! functions {
+    ($($(#[doc = $doc:literal])+ $name:ident: $($text:literal)|+;)+) => {
+        /// The functions of an element that descriptions can name.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Function { $($(#[doc = $doc])+ $name,)+ }
+
+        impl Function {
+            /// All names that [`Function::named`] knows.
+            pub const NAMES: &'static [&'static str] = &[$($($text,)+)+];
+
+            /// The function of a name: ours, or one that configs use.
+            pub fn named(name: &str) -> Option<Function> {
+                match name { $($($text)|+ => Some(Function::$name),)+ _ => None }
+            }
+        }
+    };
+}
+
+functions! {
+    /// x × sigmoid(x) (Elfwing et al. 2017).
+    Silu: "silu" | "swish";
+    /// x × Φ(x) (Hendrycks and Gimpel 2016).
+    Gelu: "gelu";
+    /// Its approximation by tanh.
+    GeluTanh: "gelu_tanh" | "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast";
+    /// max(x, 0).
+    Relu: "relu";
+    /// max(x, 0)² (So et al. 2021).
+    Relu2: "relu2";
+    /// 1 / (1 + e^-x).
+    Sigmoid: "sigmoid";
+    /// ln(1 + e^x).
+    Softplus: "softplus";
+}
+
+impl Function {
+    /// The function of each element.
+    pub fn of(self, x: &Array) -> Result<Array> {
+        match self {
+            Function::Silu => x.multiply(sigmoid(x)?),
+            Function::Gelu => {
+                let erf = mlx_rs::ops::erf(times(x, std::f32::consts::FRAC_1_SQRT_2)?)?;
+                times(x, 0.5)?.multiply(one_more(&erf)?)
+            }
+            Function::GeluTanh => {
+                let inner = x.add(times(&x.square()?.multiply(x)?, 0.044715)?)?;
+                let tanh = tanh(times(&inner, (2.0 / std::f32::consts::PI).sqrt())?)?;
+                times(x, 0.5)?.multiply(one_more(&tanh)?)
+            }
+            Function::Relu => positive(x),
+            Function::Relu2 => positive(x)?.square(),
+            Function::Sigmoid => sigmoid(x),
+            Function::Softplus => softplus(x),
+        }
+    }
+}
+
+/// `x + 1`, in the dtype of x.
+pub fn one_more(x: &Array) -> Result<Array> {
+    x.add(Array::from_f32(1.0).as_dtype(x.dtype())?)
+}
+
+fn positive(x: &Array) -> Result<Array> {
+    maximum(x, Array::from_f32(0.0).as_dtype(x.dtype())?)
+}

@@ -1,0 +1,240 @@
+//! Loading a model, and its forward pass.
+
+use cel::Value as CelValue;
+use mlx_rs::error::Exception;
+use mlx_rs::ops::indexing::TryIndexOp;
+use mlx_rs::ops::stack;
+use mlx_rs::{Array, Device, DeviceType, Dtype};
+use serde_json::Value as Json;
+
+use super::batch::{Batch, Logits, Output, Pass};
+use super::build::Builder;
+use super::description::{Decoder, Expr};
+use super::embed::{Embed, Head};
+use super::module::{Module, run};
+use super::ops::Result as Computed;
+use super::source::TensorSource;
+use super::values::Scope;
+use crate::cache::{Cache, LayerCache};
+use crate::fault::{Code, Fault, Faults};
+
+/// How numbers are held and worked with: a property of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Compute {
+    /// Of weights that are not quantized, and of activations.
+    pub dtype: Dtype,
+    /// Whether the device is a CPU.
+    pub on_cpu: bool,
+}
+
+impl Compute {
+    /// What suits the default device: f32 on a CPU, whose kernels are many times faster in it and
+    /// lose nothing to short accumulators; bf16 elsewhere.
+    pub fn of_default_device() -> Compute {
+        let device = Device::default();
+        let on_cpu = matches!(device.get_type(), Ok(DeviceType::Cpu));
+        Compute { dtype: if on_cpu { Dtype::Float32 } else { Dtype::Bfloat16 }, on_cpu }
+    }
+}
+
+/// A model that runs.
+///
+/// It can be sent to another thread but not shared: one thread works with it.
+pub struct Model {
+    embed: Embed,
+    layers: Vec<Vec<Module>>,
+    norm: Vec<Module>,
+    head: Head,
+    slots: Vec<LayerCache>,
+    context: Option<usize>,
+}
+
+/// Builds a model from its description, its config and its weights.
+///
+/// # Errors
+///
+/// All faults at once: values that the config does not give, tensors that are needed and missing,
+/// of another shape, or neither used nor declared unused.
+pub fn load(
+    source: &dyn TensorSource,
+    decoder: &Decoder,
+    config: &Json,
+    compute: Compute,
+) -> Result<Model, Faults> {
+    let mut scope = Scope::of_config(config, decoder.config.list());
+    let mut faults = Faults::default();
+    set_values(&mut scope, decoder.values.iter(), &mut faults);
+    let mut to = Builder::new(source, scope, compute);
+    for fault in faults.0 {
+        to.fault(fault.message);
+    }
+    to.norms = decoder.norms.clone();
+
+    let (root, embedding) = root_of(&mut to, decoder)?;
+    let embed = to.under(&root, |to| Embed::build(to, &decoder.embed, &embedding));
+    let layers = to.under(&root, |to| build_layers(to, decoder));
+    let norm = to.under(&root, |to| Module::build_all(to, &decoder.norm, 0));
+    let head = embed.as_ref().and_then(|embed| Head::build(&mut to, &decoder.head, embed));
+    let context = match &decoder.context {
+        Some(context) => to.int_or(&Some(context.clone()), 0),
+        None => None,
+    };
+    to.check_all_used(&decoder.unused);
+    let mut layers = layers;
+    let shared = to.read_by_others.clone();
+    layers.iter_mut().flatten().for_each(|step| step.share(&shared));
+    let slots = to.finish()?;
+    let (Some(embed), Some(head)) = (embed, head) else {
+        return Err(Fault::new(Code::Internal, "a model without faults lacks an end").into());
+    };
+    let context = context.and_then(|context| usize::try_from(context).ok()).filter(|&c| c > 0);
+    Ok(Model { embed, layers, norm, head, slots, context })
+}
+
+fn set_values<'a>(
+    scope: &mut Scope,
+    values: impl Iterator<Item = (&'a String, &'a Expr)>,
+    faults: &mut Faults,
+) {
+    for (name, expr) in values {
+        match scope.value(expr) {
+            Ok(value) => scope.set(name, value.unwrap_or(CelValue::Null)),
+            Err(reason) => faults.push(Fault::new(Code::Decoder, format!("let {name}: {reason}"))),
+        }
+    }
+}
+
+/// The root under which the embedding is, and the embedding's whole name.
+fn root_of(to: &mut Builder, decoder: &Decoder) -> Result<(String, String), Faults> {
+    let top = [String::new()];
+    let roots = match decoder.root.list() {
+        [] => &top[..],
+        roots => roots,
+    };
+    for root in roots {
+        for name in decoder.embed.tensor.list() {
+            if let Some(full) = to.under(root, |to| to.find(name)) {
+                return Ok((root.clone(), full));
+            }
+        }
+    }
+    let names = decoder.embed.tensor.list().join(" or ");
+    let roots = roots.iter().map(|root| format!("\"{root}\"")).collect::<Vec<_>>().join(", ");
+    let message = format!("the model has no embedding {names} under any of {roots}");
+    Err(Fault::new(Code::Decoder, message).into())
+}
+
+fn build_layers(to: &mut Builder, decoder: &Decoder) -> Vec<Vec<Module>> {
+    let layers = &decoder.layers;
+    let Some(count) = to.int(&layers.count, "layers.count") else { return Vec::new() };
+    let model_scope = to.scope.clone();
+    let built = (0..usize::try_from(count).unwrap_or(0)).map(|layer| {
+        let mut scope = model_scope.clone();
+        scope.set("layer", CelValue::Int(layer as i64));
+        let mut faults = Faults::default();
+        if let Some(kind) = &layers.kind {
+            match scope.value(kind) {
+                Ok(value) => scope.set("type", value.unwrap_or(CelValue::Null)),
+                Err(reason) => to.fault(format!("type of layer {layer}: {reason}")),
+            }
+        }
+        set_values(&mut scope, layers.values.iter(), &mut faults);
+        for fault in faults.0 {
+            to.fault(format!("layer {layer}: {}", fault.message));
+        }
+        to.scope = scope;
+        let path = layers.tensor.replace("{i}", &layer.to_string());
+        to.under(&path, |to| Module::build_all(to, &layers.steps, layer))
+    });
+    let built = built.collect();
+    to.scope = model_scope;
+    built
+}
+
+impl Model {
+    /// An empty cache for a sequence.
+    pub fn new_cache(&self) -> Cache {
+        Cache::new(self.slots.clone())
+    }
+
+    /// The trained context in tokens, where the config says.
+    pub fn context(&self) -> Option<usize> {
+        self.context
+    }
+
+    /// Number of layers.
+    pub fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// One pass over a batch: writes the caches, one for each row, and gives logits. Nothing is
+    /// evaluated; evaluate what it gives together with the caches' arrays.
+    ///
+    /// # Errors
+    ///
+    /// When a row is empty, caches and rows do not fit each other, or MLX fails.
+    pub fn forward(&self, batch: &Batch, caches: &mut [&mut Cache]) -> Result<Output, Fault> {
+        if batch.rows.is_empty() || batch.rows.len() != caches.len() {
+            let message = format!("{} rows do not fit {} caches", batch.rows.len(), caches.len());
+            return Err(Fault::new(Code::Internal, message));
+        }
+        for (row, cache) in batch.rows.iter().zip(caches.iter()) {
+            if row.tokens.is_empty() || row.position != cache.offset() {
+                let message = format!(
+                    "a row of {} tokens at position {} does not fit a cache of {} tokens",
+                    row.tokens.len(),
+                    row.position,
+                    cache.offset()
+                );
+                return Err(Fault::new(Code::Internal, message));
+            }
+        }
+        let output = self.compute(batch, caches);
+        let output =
+            output.map_err(|error| Fault::new(Code::Compute, format!("MLX: {}", error.what())))?;
+        for (row, cache) in batch.rows.iter().zip(caches.iter_mut()) {
+            cache.advance(row.tokens.len());
+        }
+        Ok(output)
+    }
+
+    fn compute(&self, batch: &Batch, caches: &mut [&mut Cache]) -> Computed<Output> {
+        let mut pass = Pass::new(batch, caches);
+        let tokens = batch.tokens();
+        let mut x = self.embed.forward(&tokens)?;
+        pass.per_layer = self.embed.per_layer(&tokens, &x)?;
+        for layer in &self.layers {
+            x = run(layer, &x, &mut pass)?;
+        }
+        let hidden = run(&self.norm, &x, &mut pass)?;
+        let logits = match batch.logits {
+            Logits::None => None,
+            Logits::All => Some(self.head.forward(&hidden)?),
+            Logits::Last => Some(self.head.forward(&last_tokens(&hidden, batch)?)?),
+        };
+        Ok(Output { logits, hidden })
+    }
+
+    /// Logits of hidden states after the last norm, `[…, hidden]`: for drafts that use the
+    /// target's head.
+    pub fn head(&self, hidden: &Array) -> Result<Array, Exception> {
+        self.head.forward(hidden)
+    }
+
+    /// Hidden states of tokens `[rows, tokens]` before the first layer: for drafts that use the
+    /// target's embedding.
+    pub fn embed(&self, tokens: &Array) -> Result<Array, Exception> {
+        self.embed.forward(tokens)
+    }
+}
+
+/// Each row's last true token, `[rows, 1, hidden]`.
+fn last_tokens(hidden: &Array, batch: &Batch) -> Computed<Array> {
+    let rows: Computed<Vec<Array>> = batch
+        .rows
+        .iter()
+        .enumerate()
+        .map(|(index, row)| hidden.try_index((index as i32, row.tokens.len() as i32 - 1)))
+        .collect();
+    stack(&rows?, 0)?.expand_dims(1)
+}
