@@ -28,6 +28,7 @@ pub struct Attention {
     norm_all_heads: bool,
     keys: Keys,
     rope: Option<Rope>,
+    long_scale: Option<LongScale>,
     gate: Option<Gate>,
     scores: Scores,
     heads: i32,
@@ -67,6 +68,27 @@ struct Gate {
     projection: Option<Linear>,
     function: Function,
     per_head: bool,
+}
+
+/// Queries at position p times 1 + beta × ln(1 + ⌊p / trained⌋) (Llama 4).
+#[derive(Clone, Copy, Debug)]
+struct LongScale {
+    beta: f32,
+    trained: f32,
+}
+
+impl LongScale {
+    fn apply(self, queries: &Array, position: usize) -> Result<Array> {
+        let tokens = queries.dim(-2) as usize;
+        if position + tokens <= self.trained as usize {
+            return Ok(queries.clone());
+        }
+        let factors: Vec<f32> = (position..position + tokens)
+            .map(|at| 1.0 + self.beta * (1.0 + (at as f32 / self.trained).floor()).ln())
+            .collect();
+        let factors = Array::from_slice(&factors, &[tokens as i32, 1]);
+        queries.multiply(factors.as_dtype(queries.dtype())?)
+    }
 }
 
 /// How scores are made and used.
@@ -146,6 +168,15 @@ impl Attention {
             Some(rope) => Rope::build(to, rope, head_dim),
             None => None,
         };
+        let long_scale = match &attention.long_scale {
+            Some(long) => {
+                let beta = to.maybe_float(&Some(long.beta.clone()))?.unwrap_or(0.0);
+                let trained = to.maybe_float(&Some(long.trained.clone()))?.unwrap_or(0.0);
+                let wanted = beta != 0.0 && trained > 0.0;
+                wanted.then_some(LongScale { beta: beta as f32, trained: trained as f32 })
+            }
+            None => None,
+        };
         let scale = to.float_or(&attention.scale, (head_dim as f64).powf(-0.5))?;
         let cap = to.maybe_float(&attention.soft_cap)?.filter(|&cap| cap != 0.0);
         let sinks = match &attention.sinks {
@@ -163,6 +194,7 @@ impl Attention {
             norm_all_heads: to.holds(&attention.norm_all_heads, false),
             keys: keys?,
             rope,
+            long_scale,
             gate,
             scores,
             heads: heads as i32,
@@ -210,7 +242,10 @@ impl Attention {
                 let row = &pass.batch.rows[index];
                 (row.tokens.len(), row.position)
             };
-            let queries = self.rotate(&row(&q, index, tokens, 2)?, position, pass)?;
+            let mut queries = self.rotate(&row(&q, index, tokens, 2)?, position, pass)?;
+            if let Some(long) = self.long_scale {
+                queries = long.apply(&queries, position)?;
+            }
             let seen = match (&self.keys, &own) {
                 (Keys::Own { slot, .. }, Some((keys, values))) => {
                     let keys = self.rotate(&row(keys, index, tokens, 2)?, position, pass)?;

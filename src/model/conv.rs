@@ -13,7 +13,8 @@ pub struct Conv {
     /// `[kernel, channels]`.
     taps: Vec<Array>,
     bias: Option<Array>,
-    function: Function,
+    /// Applied to what comes out.
+    function: Option<Function>,
 }
 
 impl Conv {
@@ -22,7 +23,7 @@ impl Conv {
         to: &mut Builder,
         name: &str,
         bias: bool,
-        function: Function,
+        function: Option<Function>,
         (channels, kernel): (i64, i64),
     ) -> Option<Conv> {
         let full = to.weight_name(name)?;
@@ -66,7 +67,11 @@ impl Conv {
             });
         }
         let sum = sum.unwrap_or(before);
-        Ok((self.function.of(&sum)?, all))
+        let out = match self.function {
+            Some(function) => function.of(&sum)?,
+            None => sum,
+        };
+        Ok((out, all))
     }
 
     /// The inputs to keep after the first `tokens` of `all`.

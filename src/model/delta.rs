@@ -100,7 +100,7 @@ impl GatedDelta {
                 None
             }
         };
-        let conv = Conv::build(to, &delta.conv, false, gate, (2 * keys + values, kernel));
+        let conv = Conv::build(to, &delta.conv, false, Some(gate), (2 * keys + values, kernel));
         let dt_name = to.full_name(&delta.dt_bias);
         let dt_bias = to.vector_as(&dt_name, Dtype::Float32);
         let a_name = to.full_name(&delta.a_log);

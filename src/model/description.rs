@@ -173,6 +173,8 @@ pub struct Step {
     pub gated_delta: Option<Box<GatedDelta>>,
     /// Mamba-2.
     pub mamba2: Option<Box<Mamba2>>,
+    /// A gated short convolution.
+    pub short_conv: Option<ShortConv>,
     /// down(activation(gate(x)) × up(x)).
     pub gated_mlp: Option<GatedMlp>,
     /// down(activation(up(x))).
@@ -314,6 +316,8 @@ pub struct Attention {
     pub window: Option<Expr>,
     /// Multiplies the scores; head_dim^-0.5 when not said.
     pub scale: Option<Expr>,
+    /// Scores that grow with the position.
+    pub long_scale: Option<LongScale>,
     /// Scores s become cap × tanh(s / cap).
     pub soft_cap: Option<Expr>,
     /// A learned score per head that takes part in the softmax and gives no value, `[heads]`.
@@ -324,6 +328,16 @@ pub struct Attention {
     pub values_are_keys: Option<Expr>,
     /// The layer whose keys and values this one reads instead of its own; negative for its own.
     pub keys_of: Option<Expr>,
+}
+
+/// Queries at position p are multiplied by 1 + beta × ln(1 + ⌊p / trained⌋).
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LongScale {
+    /// How fast; none when null or 0.
+    pub beta: Expr,
+    /// The length trained first.
+    pub trained: Expr,
 }
 
 /// A gate on the output of attention.
@@ -467,6 +481,25 @@ pub struct Mamba2 {
     pub activation: Activation,
 }
 
+/// A gated short convolution.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ShortConv {
+    /// What its names hang on.
+    #[serde(default)]
+    pub path: String,
+    /// Gate before, gate after and input, `[3 × hidden, hidden]`.
+    pub in_proj: String,
+    /// Convolution, `[hidden, 1, kernel]`.
+    pub conv: String,
+    /// The way out, `[hidden, hidden]`.
+    pub out: String,
+    /// Width of the convolution.
+    pub kernel: Expr,
+    /// Whether all three have biases.
+    pub bias: Option<Expr>,
+}
+
 /// A gated MLP (SwiGLU and its like).
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -547,7 +580,7 @@ pub struct Router {
     /// Logits l become cap × tanh(l / cap); none when null or 0.
     pub soft_cap: Option<Expr>,
     /// Added to the scores for the choice only, `[experts]`.
-    pub correction: Option<Names>,
+    pub correction: Option<Correction>,
     /// Number of groups of experts; one when not said.
     pub groups: Option<Expr>,
     /// Number of groups from which experts are chosen, by the sum of each group's best two.
@@ -558,6 +591,21 @@ pub struct Router {
     pub scale: Option<Expr>,
     /// Multiplies each expert's weight, `[experts]`.
     pub expert_scale: Option<String>,
+}
+
+/// The correction of a router's choice.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Correction {
+    /// By name, or by several of which one exists.
+    Names(Names),
+    /// With a condition.
+    When {
+        /// Only where this holds.
+        when: Expr,
+        /// Its name.
+        tensor: String,
+    },
 }
 
 /// What a router's logits become.

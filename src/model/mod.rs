@@ -44,6 +44,8 @@ mod quantized;
 #[cfg(feature = "mlx")]
 mod rope;
 #[cfg(feature = "mlx")]
+mod short_conv;
+#[cfg(feature = "mlx")]
 pub mod source;
 #[cfg(feature = "mlx")]
 mod tree;

@@ -17,6 +17,7 @@ use super::mamba::Mamba2;
 use super::mlp::{GatedMlp, Mlp};
 use super::moe::Moe;
 use super::norm::Norm;
+use super::short_conv::ShortConv;
 use super::ops::{Function, Result, times};
 
 /// One step of a layer: x in, x out.
@@ -36,6 +37,8 @@ pub enum Module {
     GatedDelta(Box<GatedDelta>),
     /// Mamba-2.
     Mamba2(Box<Mamba2>),
+    /// Gated short convolution.
+    ShortConv(Box<ShortConv>),
     /// Gated MLP.
     GatedMlp(GatedMlp),
     /// Plain MLP.
@@ -84,6 +87,7 @@ impl Module {
             latent_attention,
             gated_delta,
             mamba2,
+            short_conv,
             gated_mlp,
             mlp,
             moe,
@@ -122,6 +126,10 @@ impl Module {
         if let Some(mamba) = mamba2 {
             let mamba = Mamba2::build(to, mamba);
             built.push(mamba.map(|mamba| Module::Mamba2(Box::new(mamba))));
+        }
+        if let Some(conv) = short_conv {
+            let conv = ShortConv::build(to, conv);
+            built.push(conv.map(|conv| Module::ShortConv(Box::new(conv))));
         }
         if let Some(mlp) = gated_mlp {
             built.push(GatedMlp::build(to, mlp).map(Module::GatedMlp));
@@ -189,6 +197,7 @@ impl Module {
             Module::LatentAttention(attention) => attention.forward(x, pass),
             Module::GatedDelta(delta) => delta.forward(x, pass),
             Module::Mamba2(mamba) => mamba.forward(x, pass),
+            Module::ShortConv(conv) => conv.forward(x, pass),
             Module::GatedMlp(mlp) => mlp.forward(x),
             Module::Mlp(mlp) => mlp.forward(x),
             Module::Moe(moe) => moe.forward(x, pass),

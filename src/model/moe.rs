@@ -156,19 +156,21 @@ impl Router {
             return None;
         }
         let kind = Router::score_kind(to, &router.scores)?;
-        let correction = match &router.correction {
-            Some(names) => {
-                let found = names.list().iter().find_map(|name| to.find(name));
-                match (found, names.list().first()) {
-                    (Some(name), _) => Some(to.vector_as(&name, Dtype::Float32)?),
-                    (None, Some(name)) => {
-                        to.weight_name(name)?;
-                        None
-                    }
-                    (None, None) => None,
-                }
+        let names = match &router.correction {
+            None => &[][..],
+            Some(description::Correction::Names(names)) => names.list(),
+            Some(description::Correction::When { when, tensor }) => {
+                let holds = to.holds(&Some(when.clone()), true);
+                if holds { std::slice::from_ref(tensor) } else { &[] }
             }
-            None => None,
+        };
+        let correction = match names {
+            [] => None,
+            names => {
+                let name = names.iter().find(|name| to.find(name).is_some()).unwrap_or(&names[0]);
+                let name = to.weight_name(name)?;
+                Some(to.vector_as(&name, Dtype::Float32)?)
+            }
         };
         let expert_scale = match &router.expert_scale {
             Some(name) => {
