@@ -16,6 +16,7 @@ use super::schedule::CompiledSchedule;
 use super::text::Step;
 use crate::fault::{Code, Fault, Faults};
 use crate::format::{Format, Formats};
+use crate::model::description::Decoder;
 use crate::path;
 use crate::plan::RuleRef;
 
@@ -46,6 +47,8 @@ pub struct Policy {
     pub renderer: Vec<(Option<Expr>, String)>,
     /// Least version of the runtime.
     pub requires: Option<String>,
+    /// The network, where it is described.
+    pub decoder: Option<Decoder>,
     /// Whether an uncovered tensor is an error.
     pub strict: bool,
 }
@@ -545,6 +548,7 @@ impl<'a> Compiler<'a> {
         };
         let nearest = &self.chain[0].file;
         let requires = self.chain.iter().find_map(|entry| entry.file.requires.clone());
+        let decoder = self.chain.iter().find_map(|entry| entry.file.decoder.clone());
         let policy = Policy {
             name: nearest.name.clone(),
             chain: self.chain.to_vec(),
@@ -558,6 +562,7 @@ impl<'a> Compiler<'a> {
             parser: self.parser.unwrap_or_default(),
             renderer: self.renderer.unwrap_or_default(),
             requires,
+            decoder,
             strict: nearest.strict,
         };
         self.faults.or(policy)

@@ -7,6 +7,8 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use crate::model::description::Decoder;
+
 /// A policy file: how the tensors of an architecture are quantized, what the model can do, how
 /// its decoder is put together.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
@@ -61,8 +63,8 @@ pub struct PolicyFile {
     pub renderer: Option<Choice>,
     /// Least version of the runtime, as in a Modelfile's REQUIRES.
     pub requires: Option<String>,
-    /// The network.
-    pub decoder: Option<serde_json::Value>,
+    /// The network: how its modules are put together. Inherited as a whole.
+    pub decoder: Option<Decoder>,
 }
 
 /// What a policy describes.

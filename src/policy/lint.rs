@@ -223,7 +223,7 @@ impl Linter<'_> {
                     .is_ok_and(|expr| expr.uses(name))
             };
             let in_decoder = users.iter().any(|user| {
-                user.file.decoder.as_ref().is_some_and(|d| d.to_string().contains(name.as_str()))
+                user.file.decoder.as_ref().is_some_and(|d| format!("{d:?}").contains(name.as_str()))
             });
             if !expressions.iter().any(used) && !in_decoder {
                 let message = format!("no expression uses the value `{name}`");
