@@ -259,3 +259,30 @@ fn a_description_that_does_not_fit_is_refused_with_all_its_faults() {
         assert!(text.contains(wanted), "{wanted}\n--\n{text}");
     }
 }
+
+/// Rates of a model's folder, by hand: `LATHE_BENCH_MODEL=folder cargo test --release --test
+/// decoder rates -- --nocapture`.
+#[test]
+fn rates_of_a_folder() {
+    let Ok(folder) = std::env::var("LATHE_BENCH_MODEL") else { return };
+    let folder = Path::new(&folder);
+    let config = config(folder);
+    let start = std::time::Instant::now();
+    let model = load(&Folder::open(folder).unwrap(), &decoder(&config), &config, CPU).unwrap();
+    println!("load: {:.2} s", start.elapsed().as_secs_f64());
+    let ids: Vec<u32> = (0..475).map(|i| 1000 + i * 37 % 20000).collect();
+    let mut cache = model.new_cache();
+    let start = std::time::Instant::now();
+    let batch = Batch::one(&ids, 0, Logits::Last);
+    let logits = forward(&model, &batch, &mut [&mut cache]).logits.unwrap();
+    let seconds = start.elapsed().as_secs_f64();
+    println!("prefill: {:.1} tokens/s ({seconds:.2} s)", ids.len() as f64 / seconds);
+    let mut token = best(&logits);
+    let start = std::time::Instant::now();
+    for _ in 0..64 {
+        let batch = Batch::one(&[token], cache.offset(), Logits::Last);
+        let logits = forward(&model, &batch, &mut [&mut cache]).logits.unwrap();
+        token = best(&logits);
+    }
+    println!("decode: {:.1} tokens/s", 64.0 / start.elapsed().as_secs_f64());
+}
