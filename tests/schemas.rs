@@ -61,11 +61,8 @@ fn every_policy_names_its_schema_for_editors() {
     for path in architectures() {
         let body = std::fs::read_to_string(&path).unwrap();
         let first = body.lines().next().unwrap();
-        assert_eq!(
-            first,
-            "# yaml-language-server: $schema=../../schemas/policy.schema.json",
-            "{}",
-            path.display()
-        );
+        let schema = kind(&path);
+        let expected = format!("# yaml-language-server: $schema=../../schemas/{schema}.schema.json");
+        assert_eq!(first, expected, "{}", path.display());
     }
 }
