@@ -9,7 +9,9 @@ pub mod cache;
 pub mod classify;
 pub mod cli;
 pub mod doctor;
+pub mod create;
 pub mod dtype;
+pub mod export;
 pub mod fault;
 pub mod format;
 #[cfg(feature = "mlx")]

@@ -4,11 +4,15 @@
 mod args;
 mod cp;
 mod doctor;
+mod create;
+mod export;
 mod gc;
+mod interrupt;
 mod list;
 mod plan;
 mod policy;
 mod rm;
+mod show;
 mod ui;
 mod verify;
 
@@ -29,7 +33,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Create(create::Create),
     List(list::List),
+    Show(show::Show),
     Rm(rm::Rm),
     Cp(cp::Cp),
     Verify(verify::Verify),
@@ -37,6 +43,7 @@ enum Command {
     Policy(policy::Policy),
     Plan(plan::Plan),
     Doctor(doctor::Doctor),
+    Export(export::Export),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -61,7 +68,10 @@ pub fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<(), ui::Failure> {
     match command {
+        Command::Create(args) => create::run(&args),
         Command::List(args) => list::run(&args),
+        Command::Show(args) => show::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Rm(args) => rm::run(&args),
         Command::Cp(args) => cp::run(&args),
         Command::Verify(args) => verify::run(&args),

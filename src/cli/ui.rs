@@ -130,11 +130,41 @@ pub fn warn(what: impl Display) {
 pub fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
-    table.set_header(header.iter().copied());
+    if !header.is_empty() {
+        table.set_header(header.iter().copied());
+    }
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
     }
     table
+}
+
+/// Reads a number of bytes as people write it: `4GB`, `512 MiB`, `1.5g`.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let unit = text[digits..].trim().to_lowercase();
+    let (prefix, base) = match unit.strip_suffix("ib") {
+        Some(prefix) => (prefix, 1024_f64),
+        None => (unit.strip_suffix('b').unwrap_or(&unit), 1000.0),
+    };
+    let power = match prefix {
+        "" => Some(0),
+        "k" => Some(1),
+        "m" => Some(2),
+        "g" => Some(3),
+        "t" => Some(4),
+        _ => None,
+    };
+    match (text[..digits].parse::<f64>(), power) {
+        (Ok(number), Some(power)) => Ok((number * base.powi(power)) as u64),
+        _ => Err("give a size such as 800MB, 4GB or 4GiB".into()),
+    }
+}
+
+/// Columns of the terminal, `None` when the output goes elsewhere.
+pub fn width() -> Option<u16> {
+    Table::new().width()
 }
 
 /// How long ago, for people.
@@ -190,6 +220,24 @@ mod tests {
             ]
         );
         assert_eq!(bytes(u64::MAX), "18.4 EB");
+    }
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("12", 12),
+            ("2GB", 2_000_000_000),
+            ("2GiB", 1 << 31),
+            ("1.5 k", 1500),
+            ("4g", 4_000_000_000),
+            ("512 MiB", 1 << 29),
+        ] {
+            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+        }
+        for bad in ["", "GB", "-1", "2XB", "1.2.3", "4 GBB", "ib"] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

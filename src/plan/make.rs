@@ -86,12 +86,7 @@ pub fn plan(target: Stock, draft: Option<Stock>, options: &Options) -> Result<Pl
         let architecture = self::architecture(&draft.inventory.config)?;
         builder.add(draft, Role::Draft, draft_format, &mut faults);
         draft_source = Some(source(&draft, &architecture));
-        draft_manifest = Some(Draft {
-            model_format: "safetensors".into(),
-            architecture,
-            tensor_prefix: DRAFT_PREFIX.into(),
-            config: "draft/config.json".into(),
-        });
+        draft_manifest = Some(draft_of(architecture));
     }
     let Some(facts) = decided else { return Err(faults) };
     let mut manifest = facts;
@@ -137,6 +132,52 @@ pub fn plan(target: Stock, draft: Option<Stock>, options: &Options) -> Result<Pl
     }
     plan.warn_of_ollama();
     faults.or(plan)
+}
+
+/// Plans a draft alone, to be added to a model that is in the store already.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_draft(draft: Stock, options: &Options) -> Result<Plan, Faults> {
+    let mut faults = Faults::default();
+    let mut request = options.request.clone();
+    let format = requested(&mut request.draft_format, &mut faults);
+    if !faults.0.is_empty() {
+        return Err(faults);
+    }
+    let architecture = architecture(&draft.inventory.config)?;
+    let mut builder = Builder { request: request.clone(), ..Builder::default() };
+    builder.add(draft, Role::Draft, format, &mut faults);
+    builder.check_names(&mut faults);
+    let Builder { blobs, files, warnings, notes, .. } = builder;
+    let totals = Totals::of(blobs.iter().flat_map(|blob| &blob.tensors));
+    let source = source(&draft, &architecture);
+    let manifest = Manifest { draft: Some(draft_of(architecture)), ..Manifest::default() };
+    let draft = Some(source.clone());
+    let mut plan = Plan {
+        version: VERSION,
+        source,
+        draft,
+        request,
+        blobs,
+        files,
+        manifest,
+        totals,
+        warnings,
+        notes,
+    };
+    plan.warn_of_ollama();
+    faults.or(plan)
+}
+
+/// What the manifest says of a draft.
+fn draft_of(architecture: String) -> Draft {
+    Draft {
+        model_format: "safetensors".into(),
+        architecture,
+        tensor_prefix: DRAFT_PREFIX.into(),
+        config: "draft/config.json".into(),
+    }
 }
 
 /// The format of a request; its name is made canonical. `source` and no request are `None`.

@@ -18,6 +18,7 @@ use tempfile::{NamedTempFile, TempPath};
 use super::lock::Lock;
 use super::{Digest, Layer, Manifest, Name, Store, store_fault};
 use crate::fault::{Code, Fault};
+use crate::write;
 
 /// How staged files are called.
 pub(super) const STAGED: &str = ".lathe-staged-";
@@ -294,6 +295,24 @@ impl Write for Staged<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
+    }
+}
+
+/// The executor's blobs are staged here.
+impl write::Staging for Writer {
+    type Blob<'a> = Staged<'a>;
+
+    fn stage(&self) -> Result<Staged<'_>, Fault> {
+        Writer::stage(self)
+    }
+
+    fn finish(&self, blob: Staged<'_>) -> Result<write::Made, Fault> {
+        let Blob { digest, size, new } = blob.finish()?;
+        Ok(write::Made { digest: digest.to_string(), size, new })
+    }
+
+    fn failed(&self, error: &io::Error) -> Fault {
+        store_fault("write in", &self.store.blobs_dir(), error)
     }
 }
 

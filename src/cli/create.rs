@@ -1,0 +1,256 @@
+//! `lathe create`
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::{Args, ValueEnum};
+use indicatif::ProgressBar;
+use serde::Serialize;
+
+use super::args::StoreArg;
+use super::{interrupt, ui};
+use crate::create::{self, Created, Prepared, Recipe, Settings};
+use crate::fault::{Code, Fault, Faults, Text, Warning};
+use crate::plan::{self, Request};
+use crate::store::{Name, Store};
+use crate::write;
+
+/// Create a model from a Hugging Face folder or a Modelfile
+///
+/// Reads the headers of the weights, decides by the policy for the architecture what becomes of
+/// each tensor, and writes the model into the store. The source is, in this order: FROM or -f when
+/// given, ./Modelfile when there, the current folder when it is a model's.
+///
+/// Nothing is decided while writing: --dry-run prints the whole plan, with the rule that decided
+/// about each tensor and why, and writes nothing. A printed plan can be edited and given back with
+/// --plan.
+#[derive(Args)]
+#[command(after_long_help = "\
+Examples:
+  lathe create smollm2:int4 ./SmolLM2-135M-Instruct -q int4
+  lathe create mymodel                              with ./Modelfile
+  lathe create mymodel -f path/to/Modelfile -q mxfp8
+  lathe create big ./big --draft ./small -q nvfp4 --quantize-draft int8
+  lathe create terse smollm2:int4 -f -              FROM and more from standard input
+  lathe create x ./model -q int4 --dry-run          what would be done, and why
+  lathe create x ./model -q int4 --dry-run -o json > plan.json
+  lathe create x ./model --plan plan.json           do what the (edited) plan says")]
+pub struct Create {
+    /// Name of the model: [host/][namespace/]model[:tag]
+    name: String,
+    /// A model folder, or a model of the store [default: what the Modelfile says]
+    #[arg(value_name = "FROM")]
+    from: Option<String>,
+    /// The Modelfile; - reads standard input [default: ./Modelfile when there]
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// A folder with a draft model, for speculative decoding
+    #[arg(long, value_name = "DIR", conflicts_with = "file")]
+    draft: Option<PathBuf>,
+
+    /// Quantize to this format: int4, int8, mxfp4, mxfp8, nvfp4, …; `source` decodes only
+    #[arg(short, long, value_name = "FORMAT", help_heading = "Formats")]
+    quantize: Option<String>,
+    /// Quantize the draft to this format
+    #[arg(long, visible_alias = "draft-quantize", value_name = "FORMAT", help_heading = "Formats")]
+    quantize_draft: Option<String>,
+    /// Quantize weights again that are quantized already, with loss
+    #[arg(long, help_heading = "Formats")]
+    requantize: bool,
+    /// A folder of policies that add to the built-in ones, or replace those of the same name
+    #[arg(long, value_name = "DIR", help_heading = "Formats")]
+    policy_dir: Option<PathBuf>,
+    /// Fail when a rule of the policy matches nothing, or only a catch-all reaches a tensor
+    #[arg(long, help_heading = "Formats")]
+    strict: bool,
+
+    /// Print the plan, and write nothing
+    #[arg(long, short = 'n', help_heading = "Plan")]
+    dry_run: bool,
+    /// Do what this plan says, instead of planning
+    #[arg(long, value_name = "FILE", help_heading = "Plan", conflicts_with_all = ["quantize", "quantize_draft", "requantize", "strict"])]
+    plan: Option<PathBuf>,
+    /// How to print the plan or the result
+    #[arg(short, long, value_enum, default_value_t = Form::Table, value_name = "FORM", help_heading = "Plan")]
+    output: Form,
+
+    /// Blobs that are made at once [default: one for each processor]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), help_heading = "Work")]
+    jobs: Option<u16>,
+    /// Memory to work with, e.g. 800MB, 4GiB
+    #[arg(long, value_name = "SIZE", default_value = "2GB", value_parser = ui::parse_bytes, help_heading = "Work")]
+    memory: u64,
+    /// Say nothing but faults and warnings
+    #[arg(long, help_heading = "Work")]
+    quiet: bool,
+    #[command(flatten)]
+    store: StoreArg,
+}
+
+/// The forms in which a plan can be printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Form {
+    /// For people
+    Table,
+    /// For scripts; see schemas/plan.schema.json
+    Json,
+    /// For editing
+    Yaml,
+}
+
+pub fn run(args: &Create) -> Result<(), ui::Failure> {
+    let for_scripts = args.output != Form::Table;
+    let outcome = ui::failing(for_scripts, create(args))?;
+    match outcome {
+        Outcome::Planned(prepared) => ui::failing(for_scripts, print_plan(args.output, &prepared)),
+        Outcome::Created(created, warnings) => {
+            ui::failing(for_scripts, print_created(args, &created, &warnings))
+        }
+    }
+}
+
+enum Outcome {
+    Planned(Box<Prepared>),
+    Created(Created, Vec<Warning>),
+}
+
+fn create(args: &Create) -> Result<Outcome, Faults> {
+    let name = Name::parse(&args.name)?;
+    let store = args.store.open()?;
+    let recipe = recipe(args, &store)?;
+    let settings = Settings {
+        request: Request {
+            format: args.quantize.clone(),
+            draft_format: args.quantize_draft.clone(),
+            requantize: args.requantize,
+        },
+        policy_dir: args.policy_dir.clone(),
+        plan: args.plan.clone(),
+        strict: args.strict,
+    };
+    let prepared = create::prepare(recipe, &settings, &store)?;
+    if args.dry_run {
+        return Ok(Outcome::Planned(Box::new(prepared)));
+    }
+    let quiet = args.quiet || args.output != Form::Table;
+    let progress = Bar(ui::byte_bar("creating", prepared.bytes_in(), quiet));
+    let options = write::Options {
+        jobs: args.jobs.map_or_else(processors, usize::from),
+        memory: args.memory,
+        progress: &progress,
+        cancel: interrupt::flag()?,
+    };
+    let created = prepared.write(&name, &store, &options);
+    progress.0.finish_and_clear();
+    Ok(Outcome::Created(created?, prepared.warnings().cloned().collect()))
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+struct Bar(ProgressBar);
+
+impl write::Progress for Bar {
+    fn read(&self, bytes: u64) {
+        self.0.inc(bytes);
+    }
+}
+
+/// What to make, from wherever the arguments say.
+fn recipe(args: &Create, store: &Store) -> Result<Recipe, Faults> {
+    let here = Path::new("Modelfile");
+    match (&args.from, &args.file) {
+        (Some(_), Some(_)) => Err(Fault::new(
+            Code::Usage,
+            "both a Modelfile and a source were given, and the Modelfile's FROM is the source",
+        )
+        .help("leave one of them away")
+        .into()),
+        (Some(from), None) => Ok(Recipe::from_source(from, args.draft.as_deref(), store)?),
+        (None, Some(file)) => modelfile(file, store),
+        (None, None) if here.is_file() && args.draft.is_none() => modelfile(here, store),
+        (None, None) if Path::new("config.json").is_file() => {
+            Ok(Recipe::from_source(".", args.draft.as_deref(), store)?)
+        }
+        (None, None) => Err(Fault::new(
+            Code::Usage,
+            "nothing to create the model from: no FROM, no -f, and no Modelfile or model here",
+        )
+        .help(format!("give a model's folder: lathe create {} FOLDER", args.name))
+        .into()),
+    }
+}
+
+fn modelfile(file: &Path, store: &Store) -> Result<Recipe, Faults> {
+    let from_stdin = file == Path::new("-");
+    let mut body = String::new();
+    let read = if from_stdin {
+        std::io::stdin().read_to_string(&mut body).map(drop)
+    } else {
+        std::fs::read_to_string(file).map(|text| body = text)
+    };
+    read.map_err(|error| Fault::io("read the Modelfile", file, &error))?;
+    let name = if from_stdin { "standard input".into() } else { file.display().to_string() };
+    let dir = if from_stdin { Path::new("") } else { file.parent().unwrap_or(Path::new("")) };
+    Recipe::from_modelfile(&Arc::new(Text { name, body }), dir, store)
+}
+
+fn print_plan(form: Form, prepared: &Prepared) -> Result<(), Faults> {
+    let Some(plan) = &prepared.plan else {
+        ui::note("nothing to plan: the blobs of the stored model are used as they are");
+        return Ok(());
+    };
+    match form {
+        Form::Table => ui::print(plan::render::table(plan, ui::width()).trim_end()),
+        Form::Json => ui::print(plan::render::json(plan)?),
+        Form::Yaml => ui::print(plan::render::yaml(plan)?.trim_end()),
+    }
+    Ok(())
+}
+
+/// The result for scripts.
+#[derive(Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    created: &'a Created,
+    warnings: &'a [Warning],
+}
+
+fn print_created(args: &Create, created: &Created, warnings: &[Warning]) -> Result<(), Faults> {
+    let report = Report { created, warnings };
+    match args.output {
+        Form::Json => ui::print_json(&report),
+        Form::Yaml => {
+            let yaml = serde_yaml::to_string(&report).map_err(|error| {
+                Fault::new(Code::Internal, format!("the result has no YAML form: {error}"))
+            })?;
+            ui::print(yaml.trim_end());
+        }
+        Form::Table => {
+            for warning in warnings {
+                ui::warn(&warning.message);
+            }
+            if !args.quiet {
+                say_created(created);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn say_created(created: &Created) {
+    let Created { name, size, new_blobs, new_bytes, unchanged, .. } = created;
+    let size = ui::bytes(*size);
+    if *unchanged {
+        ui::print(format_args!(
+            "{name} is unchanged: the store has all of it, nothing was written"
+        ));
+    } else if *new_blobs == 0 {
+        ui::print(format_args!("created {name}, {size}: every blob was in the store already"));
+    } else {
+        let new = ui::bytes(*new_bytes);
+        ui::print(format_args!("created {name}, {size}: {new} in {new_blobs} new blobs"));
+    }
+}

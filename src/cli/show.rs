@@ -1,0 +1,278 @@
+//! `lathe show`
+
+use clap::Args;
+use indexmap::IndexMap;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::args::{OutputArg, StoreArg};
+use super::ui;
+use crate::fault::{Code, Fault, Faults};
+use crate::modelfile::{Message, Modelfile, Parameters};
+use crate::plan::render;
+use crate::store::{Config, Entry, Layer, Manifest, Name, Store, Weight, media};
+
+/// Show what a model is
+///
+/// Only headers are read.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  lathe show smollm2:int4
+  lathe show smollm2:int4 --tensors     every tensor with its format and size
+  lathe show smollm2:int4 --quant       how much of it has which format
+  lathe show smollm2:int4 --modelfile > Modelfile
+  lathe show smollm2:int4 -o json | jq .capabilities")]
+pub struct Show {
+    /// The model
+    name: String,
+    /// List every tensor
+    #[arg(long, group = "what")]
+    tensors: bool,
+    /// Sum up tensors by format
+    #[arg(long, group = "what")]
+    quant: bool,
+    /// Print a Modelfile that makes the same model
+    #[arg(long, group = "what")]
+    modelfile: bool,
+    #[command(flatten)]
+    output: OutputArg,
+    #[command(flatten)]
+    store: StoreArg,
+}
+
+pub fn run(args: &Show) -> Result<(), ui::Failure> {
+    let json = args.output.json();
+    let model = ui::failing(json, Model::read(args))?;
+    match (json, args.modelfile, args.tensors, args.quant) {
+        (false, true, ..) => ui::print(model.modelfile.to_string().trim_end()),
+        (true, true, ..) => ui::print_json(&json!({ "modelfile": model.modelfile.to_string() })),
+        (false, _, true, _) => print_tensors(&model),
+        (true, _, true, _) => ui::print_json(&json!({ "tensors": model.tensors() })),
+        (false, _, _, true) => print_formats(&model),
+        (true, _, _, true) => ui::print_json(&json!({ "formats": model.formats() })),
+        (true, ..) => ui::print_json(&model.summary()),
+        (false, ..) => print_summary(&model),
+    }
+    Ok(())
+}
+
+/// All that is shown of a model.
+struct Model {
+    entry: Entry,
+    manifest: Manifest,
+    config: Config,
+    architecture: Option<String>,
+    weights: Vec<Weight>,
+    modelfile: Modelfile,
+}
+
+/// A row of `--tensors`.
+#[derive(Serialize)]
+struct Row<'a> {
+    name: &'a str,
+    format: &'a str,
+    dtype: &'a str,
+    shape: &'a [u64],
+    bytes: u64,
+    blob: String,
+}
+
+impl Row<'_> {
+    fn of(weight: &Weight) -> Row<'_> {
+        Row {
+            name: &weight.name,
+            format: weight.format_name(),
+            dtype: weight.dtype.as_str(),
+            shape: &weight.shape,
+            bytes: weight.bytes(),
+            blob: weight.layer.digest.hex(),
+        }
+    }
+}
+
+/// A row of `--quant`.
+#[derive(Default, Serialize)]
+struct Sum {
+    tensors: u64,
+    elements: u64,
+    bytes: u64,
+    bits_per_weight: f64,
+}
+
+impl Model {
+    fn read(args: &Show) -> Result<Model, Faults> {
+        let store = args.store.open()?;
+        let entry = store.entry(&Name::parse(&args.name)?)?;
+        let manifest = entry.manifest.clone()?;
+        let config = store.config(&manifest)?;
+        let weights = store.weights(&manifest)?;
+        let architecture = architecture(&store, &manifest);
+        let modelfile = modelfile(&store, &entry.name, &manifest, &config)?;
+        Ok(Model { entry, manifest, config, architecture, weights, modelfile })
+    }
+
+    fn tensors(&self) -> Vec<Row<'_>> {
+        self.weights.iter().map(Row::of).collect()
+    }
+
+    fn formats(&self) -> IndexMap<&str, Sum> {
+        let mut sums = IndexMap::<&str, Sum>::new();
+        for weight in &self.weights {
+            let sum = sums.entry(weight.format_name()).or_default();
+            sum.tensors += 1;
+            sum.elements += weight.elements();
+            sum.bytes += weight.bytes();
+        }
+        for sum in sums.values_mut() {
+            sum.bits_per_weight = sum.bytes as f64 * 8.0 / sum.elements.max(1) as f64;
+        }
+        sums.sort_by(|_, a, _, b| b.bytes.cmp(&a.bytes));
+        sums
+    }
+
+    fn elements(&self) -> u64 {
+        self.weights.iter().map(Weight::elements).sum()
+    }
+
+    fn files(&self) -> Vec<&str> {
+        let layers = self.manifest.layers.iter();
+        let is_file = |l: &&Layer| matches!(l.media_type.as_str(), media::JSON | media::FILE);
+        layers.filter(is_file).filter_map(|layer| layer.name.as_deref()).collect()
+    }
+
+    fn summary(&self) -> Value {
+        let Modelfile { template, system, licenses, parameters, messages, .. } = &self.modelfile;
+        json!({
+            "name": self.entry.name,
+            "digest": self.entry.digest.hex(),
+            "size": self.manifest.size(),
+            "modified": ui::timestamp(self.entry.modified),
+            "architecture": self.architecture,
+            "parameters": self.elements(),
+            "format": self.config.file_type,
+            "formats": self.formats(),
+            "capabilities": self.config.capabilities,
+            "parser": self.config.parser,
+            "renderer": self.config.renderer,
+            "requires": self.config.requires,
+            "draft": self.config.draft,
+            "files": self.files(),
+            "template": template,
+            "system": system,
+            "licenses": licenses,
+            "defaults": parameters,
+            "messages": messages,
+        })
+    }
+}
+
+/// What the model's own config says it is.
+fn architecture(store: &Store, manifest: &Manifest) -> Option<String> {
+    let bytes = store.read_blob(manifest.file("config.json")?).ok()?;
+    let config: Value = serde_json::from_slice(&bytes)
+        .ok()
+        .or_else(|| json5::from_str(std::str::from_utf8(&bytes).ok()?).ok())?;
+    crate::plan::architecture(&config).ok()
+}
+
+/// A Modelfile that makes the same model from the stored one.
+fn modelfile(
+    store: &Store,
+    name: &Name,
+    manifest: &Manifest,
+    config: &Config,
+) -> Result<Modelfile, Fault> {
+    let texts = |media_type| {
+        let text = |layer| Ok(String::from_utf8_lossy(&store.read_blob(layer)?).into_owned());
+        manifest.of_type(media_type).map(text).collect::<Result<Vec<String>, Fault>>()
+    };
+    let damaged = |error: serde_json::Error| {
+        Fault::new(Code::CorruptBlob, format!("parameters or messages of {name}: {error}"))
+    };
+    let mut parameters = Parameters::new();
+    for text in texts(media::PARAMS)? {
+        parameters.extend(serde_json::from_str::<Parameters>(&text).map_err(damaged)?);
+    }
+    let mut messages = Vec::<Message>::new();
+    for text in texts(media::MESSAGES)? {
+        messages.extend(serde_json::from_str::<Vec<Message>>(&text).map_err(damaged)?);
+    }
+    Ok(Modelfile {
+        from: name.to_string().as_str().into(),
+        template: texts(media::TEMPLATE)?.pop(),
+        system: texts(media::SYSTEM)?.pop(),
+        licenses: texts(media::LICENSE)?,
+        parser: config.parser.clone(),
+        renderer: config.renderer.clone(),
+        requires: config.requires.clone(),
+        parameters,
+        messages,
+        ..Modelfile::default()
+    })
+}
+
+fn print_tensors(model: &Model) {
+    let mut table = ui::table(&["TENSOR", "FORMAT", "DTYPE", "SHAPE", "SIZE"]);
+    for row in model.tensors() {
+        table.add_row([
+            row.name.to_string(),
+            row.format.to_string(),
+            row.dtype.to_string(),
+            render::shape(row.shape),
+            ui::bytes(row.bytes),
+        ]);
+    }
+    ui::print(table);
+}
+
+fn print_formats(model: &Model) {
+    let mut table = ui::table(&["FORMAT", "TENSORS", "WEIGHTS", "SIZE", "BITS/WEIGHT"]);
+    for (format, sum) in model.formats() {
+        table.add_row([
+            format.to_string(),
+            sum.tensors.to_string(),
+            render::count(sum.elements),
+            ui::bytes(sum.bytes),
+            format!("{:.2}", sum.bits_per_weight),
+        ]);
+    }
+    ui::print(table);
+}
+
+fn print_summary(model: &Model) {
+    let Model { entry, manifest, config, modelfile, .. } = model;
+    let formats = model.formats().keys().copied().collect::<Vec<_>>().join(", ");
+    let first_line = |text: &String| text.trim().lines().next().unwrap_or_default().to_string();
+    let defaults = serde_json::to_string(&modelfile.parameters).unwrap_or_default();
+    let rows = [
+        ("name", Some(entry.name.to_string())),
+        ("id", Some(entry.digest.hex()[..12].to_string())),
+        ("architecture", model.architecture.clone()),
+        ("parameters", Some(render::count(model.elements()))),
+        ("size", Some(ui::bytes(manifest.size()))),
+        ("format", Some(config.file_type.clone()).filter(|format| !format.is_empty())),
+        ("formats", Some(formats)),
+        ("capabilities", Some(config.capabilities.join(", ")).filter(|list| !list.is_empty())),
+        ("parser", config.parser.clone()),
+        ("renderer", config.renderer.clone()),
+        ("requires", config.requires.clone()),
+        ("draft", config.draft.as_ref().map(|draft| draft.architecture.clone())),
+        ("system", modelfile.system.as_ref().map(first_line)),
+        ("defaults", Some(defaults).filter(|_| !modelfile.parameters.is_empty())),
+        ("license", modelfile.licenses.first().map(first_line)),
+        ("files", Some(model.files().join(", "))),
+        ("modified", Some(ui::ago(entry.modified))),
+    ];
+    let mut table = ui::table(&[]);
+    for (label, value) in rows {
+        if let Some(value) = value {
+            table.add_row([label.to_string(), value]);
+        }
+    }
+    ui::print(table);
+    let foreign = model.weights.iter().any(|w| w.format.is_some_and(|format| !format.ollama));
+    if foreign {
+        ui::note("Ollama cannot read some of these formats; lathe and mlx-lm can");
+    }
+}

@@ -1,0 +1,455 @@
+//! create: the whole way from a folder to a model in the store.
+//!
+//! [`Recipe`] says what to make; [`prepare`] reads, classifies and plans, and touches nothing;
+//! [`Prepared::write`] executes the plan and puts the model into the store.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::fault::{Code, Fault, Faults, Text};
+use crate::modelfile::{Modelfile, Parameters, Spanned};
+use crate::plan::{self, Plan, Request};
+use crate::policy::{Library, Policy, Role};
+use crate::read::{self, Inventory};
+use crate::store::{Config, Layer, Manifest, Name, Store, Writer, media};
+use crate::{classify, format, write};
+
+/// What to make a model from.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    /// Where the weights come from.
+    pub from: From,
+    /// The folder of a draft.
+    pub draft: Option<PathBuf>,
+    /// What the Modelfile says besides.
+    pub modelfile: Modelfile,
+}
+
+/// Where a model's weights come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum From {
+    /// A Hugging Face folder (or, for a dry run, a file that describes one).
+    Folder(PathBuf),
+    /// A model in the store, whose blobs are used as they are.
+    Model(Name),
+}
+
+impl Recipe {
+    /// The recipe of a Modelfile. Relative paths are relative to `dir`, the Modelfile's folder.
+    pub fn from_modelfile(text: &Arc<Text>, dir: &Path, store: &Store) -> Result<Recipe, Faults> {
+        let modelfile = Modelfile::parse(text)?;
+        let mut faults = Faults::default();
+        let from = resolve(&modelfile.from, dir, store)
+            .map_err(|fault| fault.at(text, modelfile.from.span.clone()).into());
+        let from = faults.absorb(from);
+        let draft = modelfile.draft.as_ref().map(|draft| expand(&draft.value, dir));
+        if let (Some(spanned), Some(path)) = (&modelfile.draft, &draft) {
+            let fault = match &from {
+                Some(From::Folder(from)) if same_place(from, path) => Some(same_draft()),
+                _ if !path.exists() => Some(
+                    Fault::new(Code::NoSuchFolder, format!("no folder {}", path.display()))
+                        .help("DRAFT takes the folder of a draft model"),
+                ),
+                _ => None,
+            };
+            if let Some(fault) = fault {
+                faults.push(fault.at(text, spanned.span.clone()));
+            }
+        }
+        match from {
+            Some(from) => faults.or(Recipe { from, draft, modelfile }),
+            None => Err(faults),
+        }
+    }
+
+    /// The recipe of a folder, or of a model in the store, without a Modelfile.
+    pub fn from_source(given: &str, draft: Option<&Path>, store: &Store) -> Result<Recipe, Fault> {
+        let from = resolve(&given.into(), Path::new(""), store)?;
+        if let (From::Folder(from), Some(draft)) = (&from, draft)
+            && same_place(from, draft)
+        {
+            return Err(same_draft());
+        }
+        Ok(Recipe { from, draft: draft.map(Path::to_path_buf), modelfile: Modelfile::default() })
+    }
+}
+
+/// A path that exists is a folder; else it is a model in the store.
+fn resolve(given: &Spanned, dir: &Path, store: &Store) -> Result<From, Fault> {
+    let path = expand(&given.value, dir);
+    if path.exists() {
+        return Ok(From::Folder(path));
+    }
+    let looks_like_path = given.value.starts_with(['.', '/', '~', '\\']);
+    let no_folder = format!("no folder {}", path.display());
+    if looks_like_path {
+        return Err(Fault::new(Code::NoSuchFolder, no_folder)
+            .help("give the folder of a model: one with config.json and *.safetensors"));
+    }
+    let Ok(name) = Name::parse(&given.value) else {
+        return Err(Fault::new(Code::NoSuchFolder, no_folder)
+            .help("give the folder of a model, or the name of one in `lathe list`"));
+    };
+    match store.manifest(&name) {
+        Ok(_) => Ok(From::Model(name)),
+        Err(fault) if fault.code == Code::NoSuchModel => {
+            let what = format!("{no_folder}, and no model {name} in the store");
+            let help = fault.help.unwrap_or_default();
+            Err(Fault::new(Code::NoSuchFolder, what)
+                .help(format!("give the folder of a model, or a model in the store: {help}")))
+        }
+        Err(fault) => Err(fault),
+    }
+}
+
+/// The path that is meant, with `~` as the home folder.
+fn expand(given: &str, dir: &Path) -> PathBuf {
+    match given.strip_prefix('~') {
+        Some(rest) if rest.is_empty() || rest.starts_with('/') => match etcetera::home_dir() {
+            Ok(home) => home.join(rest.trim_start_matches('/')),
+            Err(_) => dir.join(given),
+        },
+        _ => dir.join(given),
+    }
+}
+
+fn same_place(a: &Path, b: &Path) -> bool {
+    match (a.canonicalize(), b.canonicalize()) {
+        (Ok(a), Ok(b)) => a == b,
+        _ => a == b,
+    }
+}
+
+fn same_draft() -> Fault {
+    Fault::new(Code::Usage, "the draft is the same folder as the model")
+        .help("a draft is a smaller model; one inside the checkpoint (MTP) needs no DRAFT")
+}
+
+/// What is asked for beside the recipe.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// Formats, as the user named them.
+    pub request: Request,
+    /// A folder of policies that add to or replace the built-in ones.
+    pub policy_dir: Option<PathBuf>,
+    /// A plan that was printed before and perhaps edited.
+    pub plan: Option<PathBuf>,
+    /// Whether what the policy's author should know is a fault.
+    pub strict: bool,
+}
+
+/// All that is needed to make the model; nothing has been written yet.
+#[derive(Debug)]
+pub struct Prepared {
+    /// The plan; `None` when a stored model gets no draft, so that there is nothing to plan.
+    pub plan: Option<Plan>,
+    base: Base,
+    draft: Option<Inventory>,
+    modelfile: Modelfile,
+}
+
+/// What the model is built on.
+#[derive(Debug)]
+enum Base {
+    Folder(Inventory),
+    Stored { manifest: Manifest, config: Config },
+}
+
+/// Reads, classifies and plans. Writes nothing, and reads nothing but headers and small files.
+///
+/// # Errors
+/// All faults of a stage at once; a later stage does not begin when an earlier one has faults.
+pub fn prepare(recipe: Recipe, settings: &Settings, store: &Store) -> Result<Prepared, Faults> {
+    check_request(&recipe, &settings.request)?;
+    let library = Library::load(settings.policy_dir.as_deref())?;
+    let mut faults = Faults::default();
+    let draft = recipe
+        .draft
+        .as_deref()
+        .and_then(|dir| faults.absorb(Stock::read(dir, Role::Draft, &library)));
+    let modelfile = recipe.modelfile;
+    let options = plan::Options {
+        request: settings.request.clone(),
+        overrides: overrides(&modelfile),
+        strict: settings.strict,
+    };
+    match recipe.from {
+        From::Folder(dir) => {
+            let target = faults.absorb(Stock::read(&dir, Role::Target, &library));
+            let (Some(target), true) = (target, faults.0.is_empty()) else { return Err(faults) };
+            let draft_stock = draft.as_ref().map(Stock::lend);
+            let plan = match &settings.plan {
+                Some(file) => given_plan(file, &target.inventory, draft.as_ref())?,
+                None => plan::plan(target.lend(), draft_stock, &options)?,
+            };
+            let draft = draft.map(|draft| draft.inventory);
+            Ok(Prepared {
+                plan: Some(plan),
+                base: Base::Folder(target.inventory),
+                draft,
+                modelfile,
+            })
+        }
+        From::Model(name) => {
+            let manifest = store.manifest(&name)?;
+            let config = store.config(&manifest)?;
+            let plan = match &draft {
+                Some(draft) => Some(plan::plan_draft(draft.lend(), &options)?),
+                None => None,
+            };
+            let draft = faults.or(draft)?.map(|draft| draft.inventory);
+            Ok(Prepared { plan, base: Base::Stored { manifest, config }, draft, modelfile })
+        }
+    }
+}
+
+/// A folder that has been read and classified, with the policy for it.
+struct Stock {
+    inventory: Inventory,
+    classified: classify::Classified,
+    policy: Policy,
+}
+
+impl Stock {
+    fn read(dir: &Path, role: Role, library: &Library) -> Result<Stock, Faults> {
+        let inventory = read::source(dir)?;
+        let architecture = plan::architecture(&inventory.config)?;
+        let mut faults = Faults::default();
+        let classified = faults.absorb(classify::classify(&inventory));
+        let policy = library.find(&architecture, role).map_err(Faults::from);
+        let policy = faults.absorb(policy.and_then(|entry| library.compile(entry)));
+        match (classified, policy) {
+            (Some(classified), Some(policy)) => faults.or(Stock { inventory, classified, policy }),
+            _ => Err(faults),
+        }
+    }
+
+    fn lend(&self) -> plan::Stock<'_> {
+        let Stock { inventory, classified, policy } = self;
+        plan::Stock { inventory, classified, policy }
+    }
+}
+
+/// What can be said about a request before anything is read.
+fn check_request(recipe: &Recipe, request: &Request) -> Result<(), Faults> {
+    let mut faults = Faults::default();
+    for given in [&request.format, &request.draft_format].into_iter().flatten() {
+        if !given.eq_ignore_ascii_case(format::SOURCE)
+            && let Err(fault) = format::Formats::built_in().resolve(given)
+        {
+            faults.push(fault);
+        }
+    }
+    if request.draft_format.is_some() && recipe.draft.is_none() {
+        faults.push(
+            Fault::new(Code::Usage, "a format for the draft was given, but there is no draft")
+                .help("name one with DRAFT in the Modelfile or --draft, or leave --quantize-draft away"),
+        );
+    }
+    if request.format.is_some()
+        && let From::Model(name) = &recipe.from
+    {
+        faults.push(
+            Fault::new(Code::Usage, format!("{name} is in the store already, with its formats"))
+                .help("to quantize otherwise, give the folder that it was made from"),
+        );
+    }
+    faults.or(())
+}
+
+fn overrides(modelfile: &Modelfile) -> plan::Overrides {
+    plan::Overrides {
+        parser: modelfile.parser.clone(),
+        renderer: modelfile.renderer.clone(),
+        requires: modelfile.requires.clone(),
+        template: modelfile.template.is_some(),
+    }
+}
+
+/// A plan from a file, checked against these folders as they are now.
+fn given_plan(file: &Path, target: &Inventory, draft: Option<&Stock>) -> Result<Plan, Faults> {
+    let text =
+        std::fs::read_to_string(file).map_err(|error| Fault::io("read the plan", file, &error))?;
+    let plan = plan::render::parse(&file.display().to_string(), &text)?;
+    plan::check(plan, target, draft.map(|draft| &draft.inventory))
+}
+
+/// A model that has been created.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Created {
+    /// Its name.
+    pub name: Name,
+    /// Digest of its manifest.
+    pub digest: crate::store::Digest,
+    /// Bytes of all its blobs.
+    pub size: u64,
+    /// Blobs that the store did not have.
+    pub new_blobs: u64,
+    /// Bytes in them.
+    pub new_bytes: u64,
+    /// Whether the store had the same model under this name already.
+    pub unchanged: bool,
+}
+
+impl Prepared {
+    /// Everything that the user should know, before or after writing.
+    pub fn warnings(&self) -> impl Iterator<Item = &crate::fault::Warning> {
+        let planned = self.plan.iter().flat_map(|plan| &plan.warnings);
+        self.modelfile.warnings.iter().chain(planned)
+    }
+
+    /// Bytes of source tensors that will be read.
+    pub fn bytes_in(&self) -> u64 {
+        self.plan.as_ref().map_or(0, |plan| plan.totals.bytes_in)
+    }
+
+    /// Writes the blobs, then the manifest. What fails or is interrupted leaves nothing behind.
+    ///
+    /// # Errors
+    /// Those of [`write::execute`] and of the store.
+    pub fn write(
+        &self,
+        name: &Name,
+        store: &Store,
+        options: &write::Options,
+    ) -> Result<Created, Faults> {
+        // A model that is made again needs no space; should it, writing fails cleanly.
+        if let (Some(plan), false) = (&self.plan, store.contains(name)?) {
+            store.require_space(write::space(plan)?)?;
+        }
+        let writer = store.writer()?;
+        let layers = self.layers(&writer, options)?;
+        let config = writer.add(&json(&self.config())?)?.layer(media::CONFIG, None);
+        let manifest = Manifest::new(config, layers);
+        let size = manifest.size();
+        let done = writer.commit(name, &manifest)?;
+        Ok(Created {
+            name: name.clone(),
+            digest: done.digest,
+            size,
+            new_blobs: done.new_blobs,
+            new_bytes: done.new_bytes,
+            unchanged: done.unchanged,
+        })
+    }
+
+    /// All layers: the base's, the plan's, the Modelfile's.
+    fn layers(&self, writer: &Writer, options: &write::Options) -> Result<Vec<Layer>, Faults> {
+        let mut layers = match &self.base {
+            Base::Folder(_) => Vec::new(),
+            Base::Stored { manifest, .. } => manifest.layers.clone(),
+        };
+        if let Some(plan) = &self.plan {
+            // A new draft takes the place of the old one.
+            if plan.manifest.draft.is_some() {
+                layers.retain(|layer| !is_of_draft(layer));
+            }
+            layers.extend(self.execute(plan, writer, options)?);
+        }
+        overlay(&mut layers, &self.modelfile, writer)?;
+        Ok(layers)
+    }
+
+    /// The layers of a plan: tensors, then files.
+    fn execute(
+        &self,
+        plan: &Plan,
+        writer: &Writer,
+        options: &write::Options,
+    ) -> Result<Vec<Layer>, Faults> {
+        let nothing = Inventory::default();
+        let target = match &self.base {
+            Base::Folder(inventory) => inventory,
+            Base::Stored { .. } => &nothing,
+        };
+        let folders = [Some(target), self.draft.as_ref()];
+        if let Some(described) = folders.into_iter().flatten().find(|folder| !folder.has_weights())
+        {
+            let what = format!("{} only describes a model", described.dir.display());
+            return Err(Fault::new(Code::NoWeights, what)
+                .help("it can be planned with --dry-run; to create a model, give its folder")
+                .into());
+        }
+        let outcome = write::execute(plan, target, self.draft.as_ref(), writer, options)?;
+        let blobs = plan.blobs.iter().map(|blob| (&blob.media_type, &blob.name));
+        let files = plan.files.iter().map(|file| (&file.media_type, &file.name));
+        let made = outcome.blobs.iter().chain(&outcome.files);
+        let layers = blobs.chain(files).zip(made).map(|((media_type, name), made)| {
+            let digest = made.digest.parse().map_err(|why| Fault::new(Code::Internal, why))?;
+            let (media_type, name) = (media_type.clone(), Some(name.clone()));
+            Ok(Layer { media_type, digest, size: made.size, name })
+        });
+        layers.collect::<Result<_, Fault>>().map_err(Faults::from)
+    }
+
+    /// The config blob.
+    fn config(&self) -> Config {
+        match (&self.base, &self.plan) {
+            (Base::Folder(_), Some(plan)) => Config::from(&plan.manifest),
+            (Base::Folder(_), None) => Config::default(),
+            (Base::Stored { config, .. }, plan) => {
+                let mut config = config.clone();
+                let Modelfile { parser, renderer, requires, .. } = &self.modelfile;
+                config.parser = parser.clone().or(config.parser);
+                config.renderer = renderer.clone().or(config.renderer);
+                config.requires = requires.clone().or(config.requires);
+                config.draft =
+                    plan.as_ref().and_then(|plan| plan.manifest.draft.clone()).or(config.draft);
+                config
+            }
+        }
+    }
+}
+
+fn is_of_draft(layer: &Layer) -> bool {
+    let name = layer.name.as_deref().unwrap_or_default();
+    match layer.media_type.as_str() {
+        media::TENSOR => name.starts_with(plan::DRAFT_PREFIX),
+        media::JSON | media::FILE => name.starts_with("draft/"),
+        _ => false,
+    }
+}
+
+/// Lays what a Modelfile says over what is there: one template, one system text, one list of
+/// messages; parameters are merged; licences are added.
+fn overlay(layers: &mut Vec<Layer>, modelfile: &Modelfile, writer: &Writer) -> Result<(), Fault> {
+    let texts = [(media::TEMPLATE, &modelfile.template), (media::SYSTEM, &modelfile.system)];
+    for (media_type, text) in texts {
+        if let Some(text) = text {
+            replace(layers, writer.add(text.as_bytes())?.layer(media_type, None));
+        }
+    }
+    for license in &modelfile.licenses {
+        let layer = writer.add(license.as_bytes())?.layer(media::LICENSE, None);
+        if !layers.contains(&layer) {
+            layers.push(layer);
+        }
+    }
+    if !modelfile.parameters.is_empty() {
+        let mut parameters = Parameters::new();
+        for layer in layers.iter().filter(|layer| layer.media_type == media::PARAMS) {
+            let bytes = writer.store().read_blob(layer)?;
+            let inherited: Parameters = serde_json::from_slice(&bytes).map_err(|error| {
+                Fault::new(Code::CorruptBlob, format!("parameters of the base model: {error}"))
+            })?;
+            parameters.extend(inherited);
+        }
+        parameters.extend(modelfile.parameters.clone());
+        replace(layers, writer.add(&json(&parameters)?)?.layer(media::PARAMS, None));
+    }
+    if !modelfile.messages.is_empty() {
+        replace(layers, writer.add(&json(&modelfile.messages)?)?.layer(media::MESSAGES, None));
+    }
+    Ok(())
+}
+
+/// Puts a layer in the place of all others of its type.
+fn replace(layers: &mut Vec<Layer>, layer: Layer) {
+    layers.retain(|other| other.media_type != layer.media_type);
+    layers.push(layer);
+}
+
+fn json(value: &impl serde::Serialize) -> Result<Vec<u8>, Fault> {
+    serde_json::to_vec(value)
+        .map_err(|error| Fault::new(Code::Internal, format!("it has no JSON form: {error}")))
+}
