@@ -1,0 +1,101 @@
+//! A few numbers out of the weights, where a header cannot tell: a scale that may be zero, an
+//! order that may be permuted. Planning reads nothing else of them.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use super::{Inventory, TensorInfo};
+use crate::dtype::Dtype;
+use crate::fault::Fault;
+
+/// The longest tensor that planning reads.
+const LONGEST: u64 = 1 << 20;
+
+/// Reads small tensors of a folder; files are opened once.
+pub struct Values<'a> {
+    inventory: &'a Inventory,
+    files: Vec<OnceLock<File>>,
+}
+
+impl<'a> Values<'a> {
+    /// Opens nothing yet.
+    pub fn new(inventory: &'a Inventory) -> Self {
+        let files = inventory.shards.iter().map(|_| OnceLock::new()).collect();
+        Values { inventory, files }
+    }
+
+    /// A tensor's numbers as integers; floats give `None`, as do inventories without weights.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn integers(&self, tensor: &TensorInfo) -> Result<Option<Vec<i64>>, Fault> {
+        let convert: fn(&[u8]) -> i64 = match tensor.dtype {
+            Dtype::I64 => |b| i64::from_le_bytes(b.try_into().unwrap_or_default()),
+            Dtype::I32 => |b| i64::from(i32::from_le_bytes(b.try_into().unwrap_or_default())),
+            _ => return Ok(None),
+        };
+        self.convert(tensor, convert)
+    }
+
+    /// A tensor's numbers as F32; other dtypes give `None`, as do inventories without weights.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn floats(&self, tensor: &TensorInfo) -> Result<Option<Vec<f32>>, Fault> {
+        let convert: fn(&[u8]) -> f32 = match tensor.dtype {
+            Dtype::F32 => |b| f32::from_le_bytes(b.try_into().unwrap_or_default()),
+            Dtype::BF16 => |b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32(),
+            Dtype::F16 => |b| half::f16::from_le_bytes([b[0], b[1]]).to_f32(),
+            _ => return Ok(None),
+        };
+        self.convert(tensor, convert)
+    }
+
+    fn convert<T>(
+        &self,
+        tensor: &TensorInfo,
+        convert: fn(&[u8]) -> T,
+    ) -> Result<Option<Vec<T>>, Fault> {
+        if !self.inventory.has_weights() || tensor.bytes() > LONGEST {
+            return Ok(None);
+        }
+        let path = self.inventory.dir.join(&*self.inventory.shards[tensor.shard as usize].name);
+        let bytes = self
+            .bytes(tensor, &path)
+            .map_err(|error| Fault::io("read", &path, &error).on_tensor(tensor.name.clone()))?;
+        Ok(Some(bytes.chunks_exact(tensor.dtype.bytes() as usize).map(convert).collect()))
+    }
+
+    fn bytes(&self, tensor: &TensorInfo, path: &Path) -> std::io::Result<Vec<u8>> {
+        let slot = &self.files[tensor.shard as usize];
+        let file = match slot.get() {
+            Some(file) => file,
+            None => {
+                let opened = File::open(path)?;
+                slot.get_or_init(|| opened)
+            }
+        };
+        let mut bytes = vec![0; tensor.bytes() as usize];
+        read_at(file, &mut bytes, tensor.range.start)?;
+        Ok(bytes)
+    }
+}
+
+#[cfg(unix)]
+fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> std::io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
+}
+
+#[cfg(windows)]
+fn read_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> std::io::Result<()> {
+    while !bytes.is_empty() {
+        let read = std::os::windows::fs::FileExt::seek_read(file, bytes, offset)?;
+        if read == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        bytes = &mut bytes[read..];
+        offset += read as u64;
+    }
+    Ok(())
+}
