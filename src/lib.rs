@@ -8,8 +8,8 @@
 pub mod cache;
 pub mod classify;
 pub mod cli;
-pub mod doctor;
 pub mod create;
+pub mod doctor;
 pub mod dtype;
 pub mod export;
 pub mod fault;

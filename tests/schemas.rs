@@ -62,7 +62,8 @@ fn every_policy_names_its_schema_for_editors() {
         let body = std::fs::read_to_string(&path).unwrap();
         let first = body.lines().next().unwrap();
         let schema = kind(&path);
-        let expected = format!("# yaml-language-server: $schema=../../schemas/{schema}.schema.json");
+        let expected =
+            format!("# yaml-language-server: $schema=../../schemas/{schema}.schema.json");
         assert_eq!(first, expected, "{}", path.display());
     }
 }

@@ -26,6 +26,6 @@ pub struct Cp {
 pub fn run(args: &Cp) -> Result<(), ui::Failure> {
     let (from, to) = (Name::parse(&args.from)?, Name::parse(&args.to)?);
     args.store.open()?.copy(&from, &to)?;
-    ui::note(&format!("{to} is {from} now"));
+    ui::note(format!("{to} is {from} now"));
     Ok(())
 }

@@ -41,7 +41,7 @@ pub fn run(args: &Gc) -> Result<(), ui::Failure> {
             ui::print(path.display());
         }
     }
-    ui::note(&format!(
+    ui::note(format!(
         "{} {} in {} blobs and {} leftovers",
         ui::bytes(garbage.bytes),
         if args.dry_run { "would be freed" } else { "freed" },

@@ -69,7 +69,7 @@ pub fn run(args: &List) -> Result<(), ui::Failure> {
     ui::print(table);
     for (row, _) in &entries {
         if let Some(fault) = &row.error {
-            ui::warn(&fault.to_string());
+            ui::warn(fault.to_string());
         }
     }
     Ok(())

@@ -3,8 +3,8 @@
 
 mod args;
 mod cp;
-mod doctor;
 mod create;
+mod doctor;
 mod export;
 mod gc;
 mod interrupt;

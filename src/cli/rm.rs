@@ -38,7 +38,7 @@ pub fn run(args: &Rm) -> Result<(), ui::Failure> {
     if removed.deferred {
         ui::note("its blobs stay for now, because the store is in use; `lathe gc` removes them");
     } else {
-        ui::note(&format!("{} freed in {} blobs", ui::bytes(removed.bytes), removed.blobs));
+        ui::note(format!("{} freed in {} blobs", ui::bytes(removed.bytes), removed.blobs));
     }
     Ok(())
 }

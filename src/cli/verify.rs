@@ -44,7 +44,7 @@ pub fn run(args: &Verify) -> Result<(), ui::Failure> {
         return Ok(());
     }
     if deleted > 0 {
-        ui::note(&format!("{deleted} damaged blobs deleted"));
+        ui::note(format!("{deleted} damaged blobs deleted"));
     }
     ui::failing(json, Err(Faults(verified.bad.iter().map(BadBlob::fault).collect())))
 }

@@ -92,9 +92,8 @@ fn pieces(store: &Store, weights: &[Weight]) -> Result<Vec<Piece>, Faults> {
 
 /// The config with mlx-lm's `quantization`: the commonest format for all, the others by module.
 fn config(text: &[u8], weights: &[Weight]) -> Result<Vec<u8>, Fault> {
-    let bad = |why: &dyn std::fmt::Display| {
-        Fault::new(Code::BadConfig, format!("config.json: {why}"))
-    };
+    let bad =
+        |why: &dyn std::fmt::Display| Fault::new(Code::BadConfig, format!("config.json: {why}"));
     let strict: Result<Map<String, Value>, _> = serde_json::from_slice(text);
     let mut config = match strict {
         Ok(config) => config,

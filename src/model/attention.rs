@@ -47,6 +47,10 @@ enum Projections {
 
 /// Where keys and values come from.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one for each layer, and most layers have keys of their own"
+)]
 enum Keys {
     /// This layer's own, kept in a slot of the cache.
     Own {

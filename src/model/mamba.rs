@@ -62,7 +62,8 @@ impl Mamba2 {
         let (inner, shared) = (heads * head_dim, 2 * groups * state);
         let rows = 2 * inner + shared + heads;
         let in_proj = Linear::build_sized(to, &mamba.in_proj, bias, rows);
-        let conv = Conv::build(to, &mamba.conv, conv_bias, Some(function), (inner + shared, kernel));
+        let conv =
+            Conv::build(to, &mamba.conv, conv_bias, Some(function), (inner + shared, kernel));
         let wide = |to: &mut Builder, name: &str| {
             let name = to.full_name(name);
             to.vector_as(&name, Dtype::Float32)

@@ -17,8 +17,8 @@ use super::mamba::Mamba2;
 use super::mlp::{GatedMlp, Mlp};
 use super::moe::Moe;
 use super::norm::Norm;
-use super::short_conv::ShortConv;
 use super::ops::{Function, Result, times};
+use super::short_conv::ShortConv;
 
 /// One step of a layer: x in, x out.
 #[derive(Clone, Debug)]

@@ -133,7 +133,9 @@ fn result(tensor: &Tensor) -> Result<u64, String> {
                     first.dtype, first.shape, tensor.dtype, tensor.shape
                 ));
             }
-            Op::Stack { count } if tensor.sources.len() as u64 % (*count).max(1) != 0 => {
+            Op::Stack { count }
+                if !(tensor.sources.len() as u64).is_multiple_of((*count).max(1)) =>
+            {
                 return Err(format!(
                     "{} sources do not make {count} equal runs",
                     tensor.sources.len()

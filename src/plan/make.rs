@@ -242,6 +242,9 @@ struct Builder {
     metadata: HashMap<String, Arc<IndexMap<String, String>>>,
 }
 
+/// A stacked tensor of an expert group (with companions, where its bytes are kept) and its format.
+type Member = (Option<&'static Format>, Vec<Tensor>);
+
 impl Builder {
     /// Adds a folder's tensors and files. Gives what its manifest says of it.
     fn add(
@@ -270,8 +273,7 @@ impl Builder {
         let mut refused: BTreeMap<Arc<str>, (usize, String, Arc<str>)> = BTreeMap::new();
         let mut requantized: BTreeMap<Arc<str>, (usize, String)> = BTreeMap::new();
         let mut kept_formats: Vec<String> = Vec::new();
-        let mut groups: IndexMap<String, Vec<(Option<&'static Format>, Vec<Tensor>)>> =
-            IndexMap::new();
+        let mut groups: IndexMap<String, Vec<Member>> = IndexMap::new();
         let own = Own { inventory, role };
 
         for piece in &pieces {
@@ -414,7 +416,7 @@ impl Builder {
     }
 
     /// One blob for a group whose tensors share a format, one for each tensor otherwise.
-    fn push_group(&mut self, name: String, members: Vec<(Option<&'static Format>, Vec<Tensor>)>) {
+    fn push_group(&mut self, name: String, members: Vec<Member>) {
         let first = members[0].0.map(|format| &format.name);
         if members.iter().all(|(format, _)| format.map(|format| &format.name) == first) {
             let format = members[0].0;
@@ -536,7 +538,7 @@ impl Own<'_> {
             sources: self.sources(&parts),
             ops,
             format: decision.format.map(|format| format.name.clone()),
-            dtype: dtype,
+            dtype,
             shape: shape.to_vec(),
             bytes: match decision.format {
                 Some(format) => format.bytes(shape, quantized_from(dtype)),

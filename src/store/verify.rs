@@ -163,7 +163,7 @@ impl Store {
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<u64, BadBlob> {
         let path = self.blob_path(&digest);
-        let damage = match File::open(&path).and_then(|file| Digest::of_reader(file)) {
+        let damage = match File::open(&path).and_then(Digest::of_reader) {
             Ok((found, bytes)) => {
                 progress(bytes);
                 match expected.size {

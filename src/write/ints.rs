@@ -227,7 +227,7 @@ impl Grid {
             let what = format!("zero points of {} bytes where {packed} are needed", bytes.len());
             return Err(Fault::new(Code::BadScale, what));
         }
-        let stride = if groups > 0 { packed / groups } else { 0 };
+        let stride = packed.checked_div(groups).unwrap_or(0);
         let zero = |output: u64, group: u64| match shape.packing.order {
             IntOrder::CompressedTensors => {
                 let word = (output * wide / 32 * groups + group) * 32;

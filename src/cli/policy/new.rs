@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::PolicyDir;
 use crate::cli::ui;
-use crate::fault::{Code, Fault, Faults};
+use crate::fault::{Code, Fault};
 use crate::propose;
 use crate::read;
 
@@ -31,11 +31,8 @@ pub struct New {
 }
 
 pub fn run(args: &New) -> Result<(), ui::Failure> {
-    let proposal = propose::propose(
-        &args.name,
-        read::source(&args.from)?,
-        &args.policies.library().map_err(Faults::from)?,
-    )?;
+    let proposal =
+        propose::propose(&args.name, read::source(&args.from)?, &args.policies.library()?)?;
     match &args.file {
         None => ui::print(proposal.text.trim_end()),
         Some(path) => {
