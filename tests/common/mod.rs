@@ -1,0 +1,161 @@
+//! Tiny model folders, and the program to try on them.
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+use serde_json::{Map, Value, json};
+
+/// A folder of its own for each test: models, Modelfiles and a store.
+pub struct Sandbox {
+    dir: tempfile::TempDir,
+}
+
+/// What a run of the program gave.
+pub struct Outcome {
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Sandbox {
+    pub fn new() -> Sandbox {
+        Sandbox { dir: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Writes a file, and the folders above it.
+    pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, content).unwrap();
+        path
+    }
+
+    /// A llama of two layers whose weights follow a fixed pattern.
+    pub fn model(&self, name: &str) -> PathBuf {
+        self.file(&format!("{name}/config.json"), config().to_string());
+        self.file(&format!("{name}/model.safetensors"), safetensors(&llama_tensors()));
+        self.file(
+            &format!("{name}/tokenizer_config.json"),
+            r#"{"chat_template":"{{ messages }}"}"#,
+        );
+        self.file(&format!("{name}/generation_config.json"), "{}");
+        self.path(name)
+    }
+
+    /// Runs lathe in the sandbox, with the sandbox's own store.
+    pub fn lathe(&self, args: &[&str]) -> Outcome {
+        self.lathe_with(args, "")
+    }
+
+    pub fn lathe_with(&self, args: &[&str], stdin: &str) -> Outcome {
+        let output = Command::cargo_bin("lathe")
+            .unwrap()
+            .current_dir(self.dir.path())
+            .env("LATHE_STORE", self.path("store"))
+            .env("XDG_CONFIG_HOME", self.path("config"))
+            .env("NO_COLOR", "1")
+            .args(args)
+            .write_stdin(stdin)
+            .output()
+            .unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Outcome {
+            code: output.status.code().unwrap(),
+            stdout: text(output.stdout),
+            stderr: text(output.stderr),
+        }
+    }
+
+    /// Files of the store without its lock, relative, sorted.
+    pub fn stored(&self) -> Vec<String> {
+        let root = self.path("store");
+        let mut found = Vec::new();
+        below(&root, &mut found);
+        let mut found: Vec<_> = found
+            .iter()
+            .map(|path| path.strip_prefix(&root).unwrap().display().to_string())
+            .filter(|name| name != "lathe.lock")
+            .collect();
+        found.sort();
+        found
+    }
+}
+
+impl Outcome {
+    /// The run's standard output, when it went well.
+    #[track_caller]
+    pub fn ok(self) -> String {
+        assert_eq!(self.code, 0, "{}{}", self.stdout, self.stderr);
+        self.stdout
+    }
+
+    /// The same, as JSON.
+    #[track_caller]
+    pub fn json(self) -> Value {
+        serde_json::from_str(&self.ok()).unwrap()
+    }
+}
+
+fn below(dir: &Path, out: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.path().is_dir() { below(&entry.path(), out) } else { out.push(entry.path()) }
+    }
+}
+
+pub fn config() -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+        "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "vocab_size": 96, "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": true
+    })
+}
+
+/// Names and shapes of the tiny llama.
+pub fn llama_tensors() -> Vec<(String, Vec<usize>)> {
+    let mut tensors = vec![("model.embed_tokens.weight".to_string(), vec![96, 64])];
+    for layer in 0..2 {
+        let mut add = |name: &str, shape: &[usize]| {
+            tensors.push((format!("model.layers.{layer}.{name}.weight"), shape.to_vec()));
+        };
+        for name in ["q_proj", "k_proj", "v_proj", "o_proj"] {
+            add(&format!("self_attn.{name}"), &[64, 64]);
+        }
+        add("mlp.gate_proj", &[128, 64]);
+        add("mlp.up_proj", &[128, 64]);
+        add("mlp.down_proj", &[64, 128]);
+        add("input_layernorm", &[64]);
+        add("post_attention_layernorm", &[64]);
+    }
+    tensors.push(("model.norm.weight".to_string(), vec![64]));
+    tensors
+}
+
+/// A safetensors file of these BF16 tensors.
+pub fn safetensors(tensors: &[(String, Vec<usize>)]) -> Vec<u8> {
+    let mut header = Map::new();
+    let mut data = Vec::new();
+    for (name, shape) in tensors {
+        let begin = data.len();
+        for i in 0..shape.iter().product::<usize>() {
+            // A pattern that differs from tensor to tensor and has both signs.
+            let value = ((i * 37 + name.len() * 11) % 101) as f32 / 50.0 - 1.0;
+            data.extend_from_slice(&value.to_bits().to_le_bytes()[2..]);
+        }
+        header.insert(
+            name.clone(),
+            json!({"dtype": "BF16", "shape": shape, "data_offsets": [begin, data.len()]}),
+        );
+    }
+    let header = Value::Object(header).to_string();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.extend(data);
+    file
+}
