@@ -35,7 +35,8 @@ Examples:
   lathe create terse smollm2:int4 -f -              FROM and more from standard input
   lathe create x ./model -q int4 --dry-run          what would be done, and why
   lathe create x ./model -q int4 --dry-run -o json > plan.json
-  lathe create x ./model --plan plan.json           do what the (edited) plan says")]
+  lathe create x ./model --plan plan.json           do what the (edited) plan says
+  lathe create x ./model -q int4 -n -o html > plan.html   a picture of it")]
 pub struct Create {
     /// Name of the model: [host/][namespace/]model[:tag]
     name: String,
@@ -97,10 +98,17 @@ enum Form {
     Json,
     /// For editing
     Yaml,
+    /// A picture of the plan: one page that needs no network
+    Html,
 }
 
 pub fn run(args: &Create) -> Result<(), ui::Failure> {
-    let for_scripts = args.output != Form::Table;
+    if args.output == Form::Html && !args.dry_run {
+        return Err(Fault::new(Code::Usage, "--output html is a picture of a plan")
+            .help("add --dry-run")
+            .into());
+    }
+    let for_scripts = matches!(args.output, Form::Json | Form::Yaml);
     let outcome = ui::failing(for_scripts, create(args))?;
     match outcome {
         Outcome::Planned(prepared) => ui::failing(for_scripts, print_plan(args.output, &prepared)),
@@ -206,6 +214,7 @@ fn print_plan(form: Form, prepared: &Prepared) -> Result<(), Faults> {
         Form::Table => ui::print(plan::render::table(plan, ui::width()).trim_end()),
         Form::Json => ui::print(plan::render::json(plan)?),
         Form::Yaml => ui::print(plan::render::yaml(plan)?.trim_end()),
+        Form::Html => ui::print(plan::picture::html(plan)?.trim_end()),
     }
     Ok(())
 }
@@ -228,7 +237,7 @@ fn print_created(args: &Create, created: &Created, warnings: &[Warning]) -> Resu
             })?;
             ui::print(yaml.trim_end());
         }
-        Form::Table => {
+        Form::Table | Form::Html => {
             for warning in warnings {
                 ui::warn(&warning.message);
             }

@@ -8,6 +8,7 @@ mod doctor;
 mod export;
 mod gc;
 mod interrupt;
+mod inventory;
 mod list;
 mod plan;
 mod policy;
@@ -41,6 +42,7 @@ enum Command {
     Verify(verify::Verify),
     Gc(gc::Gc),
     Policy(policy::Policy),
+    Inventory(inventory::Inventory),
     Plan(plan::Plan),
     Doctor(doctor::Doctor),
     Export(export::Export),
@@ -56,7 +58,11 @@ pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            let _ = error.print();
+            if !error.use_stderr() || !ui::wants_json() {
+                let _ = error.print();
+            } else {
+                ui::print_usage(&error);
+            }
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };
@@ -76,6 +82,7 @@ fn run(command: Command) -> Result<(), ui::Failure> {
         Command::Cp(args) => cp::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Gc(args) => gc::run(&args),
+        Command::Inventory(args) => inventory::run(&args),
         Command::Policy(args) => policy::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -72,6 +72,27 @@ pub fn fail(failure: &Failure) -> ExitCode {
     ExitCode::from(super::exit_code(faults))
 }
 
+/// Whether the arguments ask for JSON, as far as can be told of arguments that are wrong.
+pub fn wants_json() -> bool {
+    let args: Vec<String> =
+        std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
+    let asks = |arg: &str| matches!(arg, "--output=json" | "-o=json" | "-ojson");
+    args.iter().any(|arg| asks(arg))
+        || args
+            .windows(2)
+            .any(|pair| matches!(pair[0].as_str(), "-o" | "--output") && pair[1] == "json")
+}
+
+/// Prints wrong usage as JSON.
+pub fn print_usage(error: &clap::Error) {
+    let text = error.to_string();
+    let (message, help) = text.trim().split_once("\n\n").unwrap_or((text.trim(), ""));
+    let message = message.strip_prefix("error: ").unwrap_or(message);
+    let help = help.split("\n\nFor more information").next().unwrap_or_default().trim();
+    let fault = Fault::new(fault::Code::Usage, message).help(help);
+    print_json(&ErrorDocument::new(&fault.into()));
+}
+
 /// `{error: {code, message, details}}`, what `--output json` prints of a failure.
 #[derive(Serialize)]
 struct ErrorDocument<'a> {

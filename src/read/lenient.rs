@@ -62,46 +62,65 @@ pub fn parse<T: DeserializeOwned>(
         Ok(value) => return Ok(value),
         Err(error) => error,
     };
-    let lenient = if depth(json) > DEEPEST {
-        Err(format!("nested more than {DEEPEST} deep"))
-    } else {
-        json5::from_str::<Value>(json)
-            .map_err(|error| error.to_string())
-            .and_then(|value| serde_json::from_value(value).map_err(|error| error.to_string()))
-    };
-    match lenient {
-        Ok(value) => {
-            warnings.push(Warning::new(
-                Code::BadConfig,
-                format!(
-                    "{name} is not strict JSON ({strict}); it was read leniently, NaN and \
-                     Infinity as null"
-                ),
-            ));
-            Ok(value)
-        }
-        Err(error) => {
-            let mark = body.len() - json.len();
-            let at = mark + offset(json, strict.line(), strict.column());
-            let text = Arc::new(Text { name: name.into(), body });
-            let end = at + text.body[at..].chars().next().map_or(0, char::len_utf8);
-            Err(Fault::new(Code::BadConfig, format!("{name} is not JSON: {strict} ({error})"))
-                .in_file(name)
-                .at(&text, at..end)
-                .help("mend the file, or download it again"))
-        }
+    if strict.is_data() {
+        let at = byte_at(json, &strict);
+        return Err(unreadable(name, body, at, strict.to_string()));
     }
+    if depth(json) > DEEPEST {
+        let at = byte_at(json, &strict);
+        return Err(unreadable(name, body, at, format!("nested more than {DEEPEST} deep")));
+    }
+    let value: Value = match json5::from_str(json) {
+        Ok(value) => value,
+        // The lenient reader got at least as far as the strict one: its word is the better one.
+        Err(error) => {
+            let at = error.position().map_or(0, |place| char_at(json, place));
+            return Err(unreadable(name, body, at, format!("it is not JSON: {error}")));
+        }
+    };
+    let value = serde_json::from_value(value)
+        .map_err(|error| Fault::new(Code::BadConfig, error.to_string()).in_file(name))?;
+    warnings.push(Warning::new(
+        Code::BadConfig,
+        format!(
+            "{name} is not strict JSON ({strict}); it was read leniently, NaN and Infinity as null"
+        ),
+    ));
+    Ok(value)
 }
 
-/// Byte offset of a line and column (both from 1; columns count bytes, as serde_json's do).
-fn offset(text: &str, line: usize, column: usize) -> usize {
-    let start =
-        text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum::<usize>();
-    let mut at = (start + column.saturating_sub(1)).min(text.len());
+/// The fault at a byte of the JSON, which is `body` without its byte order mark.
+fn unreadable(name: &str, body: String, at: usize, message: String) -> Fault {
+    let mark = body.len() - body.strip_prefix('\u{feff}').unwrap_or(&body).len();
+    let at = mark + at;
+    let end = at + body[at..].chars().next().map_or(0, char::len_utf8);
+    let text = Arc::new(Text { name: name.into(), body });
+    Fault::new(Code::BadConfig, message)
+        .in_file(name)
+        .at(&text, at..end)
+        .help("mend the file, or download it again")
+}
+
+/// Byte offset of a place that serde_json tells: line and column from 1, in bytes.
+fn byte_at(text: &str, error: &serde_json::Error) -> usize {
+    let mut at =
+        (line_start(text, error.line()) + error.column().saturating_sub(1)).min(text.len());
     while !text.is_char_boundary(at) {
         at -= 1;
     }
     at
+}
+
+/// Byte offset of a place that json5 tells: line and column from 0, in characters.
+fn char_at(text: &str, place: json5::Position) -> usize {
+    let start = line_start(text, place.line + 1);
+    let rest = &text[start..];
+    start + rest.char_indices().nth(place.column).map_or(rest.len(), |(at, _)| at)
+}
+
+/// Byte offset of a line, from 1.
+fn line_start(text: &str, line: usize) -> usize {
+    text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum()
 }
 
 /// How deep brackets nest, outside of strings and comments.

@@ -114,9 +114,25 @@ impl TensorInfo {
 /// Reads a model folder, or an inventory file that describes one.
 ///
 /// # Errors
-/// As [`folder`] and [`described`].
+/// As [`folder`] and [`described`], each fault with the path from where the user stands: a target
+/// and its draft both have a `config.json`.
 pub fn source(path: &Path) -> Result<Inventory, Faults> {
-    if path.is_file() { described::read(path) } else { folder(path) }
+    if path.is_file() {
+        return described::read(path);
+    }
+    folder(path).map_err(|faults| {
+        Faults(faults.0.into_iter().map(|fault| from_outside(path, fault)).collect())
+    })
+}
+
+/// The fault with the path of its file instead of the name in the folder.
+fn from_outside(dir: &Path, fault: Fault) -> Fault {
+    let file = match &fault.file {
+        None => dir.to_path_buf(),
+        Some(file) if file.starts_with(dir) => file.clone(),
+        Some(file) => dir.join(file),
+    };
+    Fault { file: Some(file), ..fault }
 }
 
 /// Reads a model folder: its config, the headers of its weights and its side files.
