@@ -34,6 +34,15 @@ pub enum From {
     Model(Name),
 }
 
+impl std::fmt::Display for From {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            From::Folder(dir) => dir.display().fmt(f),
+            From::Model(name) => name.fmt(f),
+        }
+    }
+}
+
 impl Recipe {
     /// The recipe of a Modelfile. Relative paths are relative to `dir`, the Modelfile's folder.
     pub fn from_modelfile(text: &Arc<Text>, dir: &Path, store: &Store) -> Result<Recipe, Faults> {
@@ -318,10 +327,11 @@ impl Prepared {
             store.require_space(write::space(plan)?)?;
         }
         let writer = store.writer()?;
-        let layers = self.layers(&writer, options)?;
+        let layers = self.layers(&writer, options).map_err(|faults| kept(faults, &writer))?;
         let config = writer.add(&json(&self.config())?)?.layer(media::CONFIG, None);
         let manifest = Manifest::new(config, layers);
         let size = manifest.size();
+        options.progress.phase(write::SYNCING);
         let done = writer.commit(name, &manifest)?;
         Ok(Created {
             name: name.clone(),
@@ -399,6 +409,20 @@ impl Prepared {
             }
         }
     }
+}
+
+/// Says of work that was interrupted what the store has of it.
+fn kept(mut faults: Faults, writer: &Writer) -> Faults {
+    for fault in faults.0.iter_mut().filter(|fault| fault.code == Code::Interrupted) {
+        fault.help = Some(match writer.kept() {
+            (0, _) => "nothing of it was kept: the store is as it was".into(),
+            (blobs, bytes) => format!(
+                "{blobs} finished blobs ({bytes} bytes) were kept, and the next create finds \
+                 them; `lathe gc` removes them"
+            ),
+        });
+    }
+    faults
 }
 
 fn is_of_draft(layer: &Layer) -> bool {

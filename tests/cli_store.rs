@@ -21,7 +21,7 @@ fn blob(sandbox: &Sandbox, layer: &Value) -> Vec<u8> {
 fn a_model_is_created_once_and_the_second_time_writes_nothing() {
     let sandbox = Sandbox::new();
     sandbox.model("model");
-    let first = sandbox.lathe(&["create", "m:int4", "model", "-q", "int4", "-o", "json"]).json();
+    let first = sandbox.lathe(&["create", "m:int4", "model", "-q", "int4", "-o", "json"]).result();
     assert_eq!((&first["name"], &first["unchanged"]), (&json!("m:int4"), &json!(false)));
     let stored = sandbox.stored();
     // A blob for each distinct tensor and file, the config blob, and the manifest.
@@ -79,7 +79,7 @@ fn a_stored_model_can_be_the_source_and_shares_its_blobs() {
     let modelfile = "FROM base\nSYSTEM Be kind.\nPARAMETER seed 7\n";
     sandbox.lathe_with(&["create", "kind", "-f", "-"], modelfile).ok();
     let more = "FROM kind\nPARAMETER top_k 3\n";
-    let made = sandbox.lathe_with(&["create", "kinder", "-f", "-", "-o", "json"], more).json();
+    let made = sandbox.lathe_with(&["create", "kinder", "-f", "-", "-o", "json"], more).result();
     assert_eq!(made["new_blobs"], 1, "the parameters only");
     let shown = sandbox.lathe(&["show", "kinder", "--modelfile"]).ok();
     assert_eq!(shown, "FROM kinder:latest\nSYSTEM Be kind.\nPARAMETER seed 7\nPARAMETER top_k 3\n");

@@ -3,12 +3,13 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use clap::{Args, ValueEnum};
-use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::args::StoreArg;
+use super::progress::{Audience, Reporter};
 use super::{interrupt, ui};
 use crate::create::{self, Created, Prepared, Recipe, Settings};
 use crate::fault::{Code, Fault, Faults, Text, Warning};
@@ -79,10 +80,10 @@ pub struct Create {
     /// Blobs that are made at once [default: one for each processor]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..), help_heading = "Work")]
     jobs: Option<u16>,
-    /// Memory to work with, e.g. 800MB, 4GiB
-    #[arg(long, value_name = "SIZE", default_value = "2GB", value_parser = ui::parse_bytes, help_heading = "Work")]
-    memory: u64,
-    /// Say nothing but faults and warnings
+    /// Memory to work with, e.g. 800MB, 4GiB [default: a quarter of the machine's, at most 4GiB]
+    #[arg(long, value_name = "SIZE", value_parser = ui::parse_bytes, help_heading = "Work")]
+    memory: Option<u64>,
+    /// Say nothing but faults and warnings; with --output json or yaml, the result alone
     #[arg(long, help_heading = "Work")]
     quiet: bool,
     #[command(flatten)]
@@ -94,7 +95,7 @@ pub struct Create {
 enum Form {
     /// For people
     Table,
-    /// For scripts; see schemas/plan.schema.json
+    /// For scripts: the plan as schemas/plan.schema.json says, or events, one a line
     Json,
     /// For editing
     Yaml,
@@ -112,21 +113,33 @@ pub fn run(args: &Create) -> Result<(), ui::Failure> {
     let outcome = ui::failing(for_scripts, create(args))?;
     match outcome {
         Outcome::Planned(prepared) => ui::failing(for_scripts, print_plan(args.output, &prepared)),
-        Outcome::Created(created, warnings) => {
-            ui::failing(for_scripts, print_created(args, &created, &warnings))
-        }
+        Outcome::Created(report) => ui::failing(for_scripts, print_created(args, &report)),
     }
 }
 
 enum Outcome {
     Planned(Box<Prepared>),
-    Created(Created, Vec<Warning>),
+    Created(Report),
+}
+
+/// The result, and for scripts the last of the events.
+#[derive(Serialize)]
+struct Report {
+    event: &'static str,
+    #[serde(flatten)]
+    created: Created,
+    /// What it was made from.
+    from: String,
+    seconds: f64,
+    warnings: Vec<Warning>,
 }
 
 fn create(args: &Create) -> Result<Outcome, Faults> {
+    let begun = Instant::now();
     let name = Name::parse(&args.name)?;
     let store = args.store.open()?;
     let recipe = recipe(args, &store)?;
+    let from = recipe.from.to_string();
     let settings = Settings {
         request: Request {
             format: args.quantize.clone(),
@@ -141,29 +154,42 @@ fn create(args: &Create) -> Result<Outcome, Faults> {
     if args.dry_run {
         return Ok(Outcome::Planned(Box::new(prepared)));
     }
-    let quiet = args.quiet || args.output != Form::Table;
-    let progress = Bar(ui::byte_bar("creating", prepared.bytes_in(), quiet));
+    let for_scripts = matches!(args.output, Form::Json | Form::Yaml);
+    let audience = match args.output {
+        _ if args.quiet => Audience::Nobody,
+        Form::Table => Audience::People,
+        Form::Json => Audience::Scripts,
+        Form::Yaml | Form::Html => Audience::Nobody,
+    };
+    let progress = Reporter::new(audience, prepared.bytes_in());
     let options = write::Options {
         jobs: args.jobs.map_or_else(processors, usize::from),
-        memory: args.memory,
+        memory: args.memory.unwrap_or_else(write::default_memory),
         progress: &progress,
-        cancel: interrupt::flag()?,
+        cancel: interrupt::flag(move || ended_early(for_scripts))?,
     };
     let created = prepared.write(&name, &store, &options);
-    progress.0.finish_and_clear();
-    Ok(Outcome::Created(created?, prepared.warnings().cloned().collect()))
+    progress.finish();
+    Ok(Outcome::Created(Report {
+        event: "created",
+        created: created?,
+        from,
+        seconds: begun.elapsed().as_secs_f64(),
+        warnings: prepared.warnings().cloned().collect(),
+    }))
+}
+
+/// The last words of a work that Ctrl-C had to end because it waited for the disk or for a lock.
+fn ended_early(for_scripts: bool) {
+    let fault = Fault::new(Code::Interrupted, "interrupted while waiting for the disk")
+        .help("blobs that have their place in the store are kept, and the next create finds them");
+    if let Err(failure) = ui::failing::<()>(for_scripts, Err(fault.into())) {
+        ui::fail(&failure);
+    }
 }
 
 fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-struct Bar(ProgressBar);
-
-impl write::Progress for Bar {
-    fn read(&self, bytes: u64) {
-        self.0.inc(bytes);
-    }
 }
 
 /// What to make, from wherever the arguments say.
@@ -219,47 +245,43 @@ fn print_plan(form: Form, prepared: &Prepared) -> Result<(), Faults> {
     Ok(())
 }
 
-/// The result for scripts.
-#[derive(Serialize)]
-struct Report<'a> {
-    #[serde(flatten)]
-    created: &'a Created,
-    warnings: &'a [Warning],
-}
-
-fn print_created(args: &Create, created: &Created, warnings: &[Warning]) -> Result<(), Faults> {
-    let report = Report { created, warnings };
+fn print_created(args: &Create, report: &Report) -> Result<(), Faults> {
     match args.output {
-        Form::Json => ui::print_json(&report),
+        // Events come one a line.
+        Form::Json => ui::print_json_line(report),
         Form::Yaml => {
-            let yaml = serde_yaml::to_string(&report).map_err(|error| {
+            let yaml = serde_yaml::to_string(report).map_err(|error| {
                 Fault::new(Code::Internal, format!("the result has no YAML form: {error}"))
             })?;
             ui::print(yaml.trim_end());
         }
         Form::Table | Form::Html => {
-            for warning in warnings {
+            for warning in &report.warnings {
                 ui::warn(&warning.message);
             }
             if !args.quiet {
-                say_created(created);
+                say_created(report);
             }
         }
     }
     Ok(())
 }
 
-fn say_created(created: &Created) {
-    let Created { name, size, new_blobs, new_bytes, unchanged, .. } = created;
+/// What was made, from what, in how long, and what to do with it.
+fn say_created(report: &Report) {
+    let Report { from, seconds, .. } = report;
+    let Created { name, size, new_blobs, new_bytes, unchanged, .. } = &report.created;
     let size = ui::bytes(*size);
+    let made = format!("created {name} from {from} in {seconds:.1} s, {size}");
     if *unchanged {
         ui::print(format_args!(
             "{name} is unchanged: the store has all of it, nothing was written"
         ));
     } else if *new_blobs == 0 {
-        ui::print(format_args!("created {name}, {size}: every blob was in the store already"));
+        ui::print(format_args!("{made}: every blob was in the store already"));
     } else {
         let new = ui::bytes(*new_bytes);
-        ui::print(format_args!("created {name}, {size}: {new} in {new_blobs} new blobs"));
+        ui::print(format_args!("{made}: {new} in {new_blobs} new blobs"));
     }
+    ui::print(format_args!("look at it: lathe show {name}"));
 }

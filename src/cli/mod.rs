@@ -12,6 +12,7 @@ mod inventory;
 mod list;
 mod plan;
 mod policy;
+mod progress;
 mod rm;
 mod show;
 mod ui;

@@ -62,7 +62,8 @@ pub fn fail(failure: &Failure) -> ExitCode {
     }
     let faults = &failure.faults;
     if failure.json {
-        print_json(&ErrorDocument::new(faults));
+        // One line, so that it can be the last of a stream of events.
+        print_json_line(&ErrorDocument::new(faults));
     } else {
         for fault in &faults.0 {
             let mut err = anstream::stderr().lock();
@@ -122,6 +123,15 @@ impl<'a> ErrorDocument<'a> {
 pub fn print_json(value: &impl Serialize) {
     let mut out = std::io::stdout().lock();
     let done = serde_json::to_writer_pretty(&mut out, value);
+    if done.is_ok() {
+        let _ = writeln!(out);
+    }
+}
+
+/// Prints a value as one line of JSON on standard output. A closed pipe ends quietly.
+pub fn print_json_line(value: &impl Serialize) {
+    let mut out = std::io::stdout().lock();
+    let done = serde_json::to_writer(&mut out, value);
     if done.is_ok() {
         let _ = writeln!(out);
     }

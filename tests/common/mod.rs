@@ -100,6 +100,20 @@ impl Outcome {
     pub fn json(self) -> Value {
         serde_json::from_str(&self.ok()).unwrap()
     }
+
+    /// Standard output as JSON, one value a line, however the run went.
+    #[track_caller]
+    pub fn events(&self) -> Vec<Value> {
+        self.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// The last of the events of a run that went well.
+    #[track_caller]
+    pub fn result(self) -> Value {
+        let last = self.events().pop();
+        self.ok();
+        last.unwrap()
+    }
 }
 
 fn below(dir: &Path, out: &mut Vec<PathBuf>) {
