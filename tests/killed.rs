@@ -43,7 +43,7 @@ fn model(dir: &Path) {
         for _ in 0..shape.iter().product::<usize>() {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             // BF16 between 2^-8 and 1, of either sign.
-            let bits = (state >> 16 & 0x8000) as u16 | 0x3b80 + (state >> 20 & 0x3ff) as u16;
+            let bits = ((state >> 16) & 0x8000) as u16 | (0x3b80 + ((state >> 20) & 0x3ff) as u16);
             data.extend_from_slice(&bits.to_le_bytes());
         }
         let entry = serde_json::json!(

@@ -119,7 +119,7 @@ pub fn run(args: &Create) -> Result<(), ui::Failure> {
 
 enum Outcome {
     Planned(Box<Prepared>),
-    Created(Report),
+    Created(Box<Report>),
 }
 
 /// The result, and for scripts the last of the events.
@@ -170,13 +170,13 @@ fn create(args: &Create) -> Result<Outcome, Faults> {
     };
     let created = prepared.write(&name, &store, &options);
     progress.finish();
-    Ok(Outcome::Created(Report {
+    Ok(Outcome::Created(Box::new(Report {
         event: "created",
         created: created?,
         from,
         seconds: begun.elapsed().as_secs_f64(),
         warnings: prepared.warnings().cloned().collect(),
-    }))
+    })))
 }
 
 /// The last words of a work that Ctrl-C had to end because it waited for the disk or for a lock.
