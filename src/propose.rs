@@ -93,15 +93,16 @@ pub fn propose(name: &str, inventory: Inventory, library: &Library) -> Result<Pr
 
 fn general_questions(prepared: &Prepared, kinds: &[Kind]) -> Vec<String> {
     let mut out = Vec::new();
-    let has = |part: &str| kinds.iter().any(|kind| kind.glob.contains(part));
-    if !has("lm_head") && has("embed") {
+    // What a kind is, is told by the rule of base that decided about it.
+    let decided = |id: &str| kinds.iter().any(|kind| kind.rule == id);
+    if decided("embedding") && !decided("head") {
         out.push(
-            "the embedding doubles as the head (there is no lm_head): keep it at source precision \
-             as base does, or take [eight_bit, requested] as Gemma 4's policy does?"
+            "the embedding doubles as the head (no tensor is a head): keep it at source precision \
+             as base does, or take [eight_bit, requested]?"
                 .into(),
         );
     }
-    if kinds.iter().any(|kind| kind.glob.contains("expert") && kind.rule != "stack-experts") {
+    if kinds.iter().any(|kind| kind.rule.contains("expert")) {
         out.push(
             "experts: is every per-expert tensor stacked? `lathe policy explain` shows which are; \
              a `stack:` rule names others"

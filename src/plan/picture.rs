@@ -8,7 +8,6 @@ use super::render::{operations, shape};
 use super::{Plan, RuleRef};
 use crate::fault::{Code, Fault};
 use crate::format::SOURCE;
-use crate::policy::decide::layer_of;
 
 const PAGE: &str = include_str!("picture.html");
 
@@ -123,24 +122,21 @@ pub fn html(plan: &Plan) -> Result<String, Fault> {
     Ok(PAGE.replace("/*DATA*/", &json.replace("</", "<\\/").replace("<!--", "<\\u0021--")))
 }
 
-/// Layers by number, everything else by its first telling segment.
+fn number(segment: &str) -> bool {
+    !segment.is_empty() && segment.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Layers by number (`model layers 3`), everything else by its module.
 fn group(name: &str) -> String {
-    match layer_of(name) {
-        -1 => {
-            let segments: Vec<&str> = name.split('.').collect();
-            let telling = segments.iter().find(|s| !["model", "draft", "backbone"].contains(s));
-            telling.unwrap_or(&name).to_string()
+    let segments: Vec<&str> = name.split('.').collect();
+    let layer = segments.windows(2).position(|pair| number(pair[1]) && !number(pair[0]));
+    match layer {
+        // What holds the layers is not told: `model`, `language_model` and towers alike.
+        Some(at) => {
+            let tower = at.checked_sub(1).and_then(|before| segments.get(before));
+            let of = tower.map_or_else(String::new, |tower| format!("{tower} "));
+            format!("{of}{} {}", segments[at], segments[at + 1])
         }
-        layer => match name.split(".layers.").next() {
-            Some(prefix) if !prefix.contains('.') => format!("layer {layer}"),
-            Some(prefix) => {
-                let last = prefix.rsplit('.').next().unwrap_or(prefix);
-                match last {
-                    "model" | "language_model" => format!("layer {layer}"),
-                    tower => format!("{tower} layer {layer}"),
-                }
-            }
-            None => format!("layer {layer}"),
-        },
+        None => segments[..segments.len() - 1].last().unwrap_or(&name).to_string(),
     }
 }

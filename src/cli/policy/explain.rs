@@ -18,11 +18,11 @@ use crate::prepare;
 #[command(after_help = "\
 Examples:
   lathe policy explain models/SmolLM2-135M-Instruct '**.layers.0.**'
-  lathe policy explain model.inventory.json '**.v_proj.weight' -q mxfp4 --all")]
+  lathe policy explain model.inventory.json '**.layers.{0,1}.**' -q mxfp4 --all")]
 pub struct Explain {
     /// A model folder, or an inventory file
     model: PathBuf,
-    /// Only tensors whose name this glob matches, such as '**.v_proj.weight'
+    /// Only tensors whose name this glob matches, such as '**.layers.0.**'
     glob: Option<String>,
     /// The format that is asked for
     #[arg(short, long, value_name = "FORMAT", default_value = "int4")]
