@@ -126,6 +126,18 @@ codes! {
     NoSpace = "no-space",
     /// A decoder description does not fit the model that it is to run.
     Decoder = "decoder",
+    /// The policy of the architecture says nothing of its decoder: the model only imports.
+    NoDecoder = "no-decoder",
+    /// A vocabulary cannot be understood, or a text cannot be tokenized.
+    Tokenizer = "tokenizer",
+    /// The chat template cannot be understood, or refuses the conversation.
+    Template = "template",
+    /// A parser of answers is unknown or cannot be understood.
+    AnswerParser = "answer-parser",
+    /// The prompt is longer than the model was trained for.
+    ContextTooLong = "context-too-long",
+    /// The model that was made does not predict text as a language model does.
+    SmokeCheck = "smoke-check",
     /// An operation on tensors failed.
     Compute = "compute",
     /// The feature was left out of this build.

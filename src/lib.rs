@@ -6,11 +6,15 @@
 
 #[cfg(feature = "mlx")]
 pub mod cache;
+#[cfg(feature = "mlx")]
+pub mod chat;
 pub mod classify;
 pub mod cli;
 pub mod create;
 pub mod doctor;
 pub mod dtype;
+#[cfg(feature = "mlx")]
+pub mod engine;
 pub mod export;
 pub mod fault;
 pub mod format;
@@ -24,6 +28,10 @@ pub mod policy_test;
 pub mod prepare;
 pub mod propose;
 pub mod read;
+#[cfg(feature = "mlx")]
+pub mod sample;
 pub mod schema;
 pub mod store;
+#[cfg(feature = "mlx")]
+pub mod tokenizer;
 pub mod write;

@@ -14,6 +14,8 @@ mod plan;
 mod policy;
 mod progress;
 mod rm;
+#[cfg(feature = "mlx")]
+mod run;
 mod show;
 mod ui;
 mod verify;
@@ -36,6 +38,8 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Create(create::Create),
+    #[cfg(feature = "mlx")]
+    Run(run::Run),
     List(list::List),
     Show(show::Show),
     Rm(rm::Rm),
@@ -76,6 +80,8 @@ pub fn main() -> ExitCode {
 fn run(command: Command) -> Result<(), ui::Failure> {
     match command {
         Command::Create(args) => create::run(&args),
+        #[cfg(feature = "mlx")]
+        Command::Run(args) => run::run(&args),
         Command::List(args) => list::run(&args),
         Command::Show(args) => show::run(&args),
         Command::Export(args) => export::run(&args),

@@ -1,0 +1,291 @@
+//! A model's answer, taken apart while it streams: thinking, words for the reader, tool calls.
+//!
+//! How a family marks these is data: `policies/parsers/NAME.yaml`, read into [`Answers`]. A mark
+//! that may still be coming is held back, so no piece of one is ever shown.
+
+use std::path::Path;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::tools::{self, Form};
+use crate::fault::{Code, Fault};
+use crate::sample::overlap;
+
+/// The parsers that lathe carries: file name and text.
+const BUILT_IN: &[(&str, &str)] = &[
+    ("cohere", include_str!("../../policies/parsers/cohere.yaml")),
+    ("deepseek3", include_str!("../../policies/parsers/deepseek3.yaml")),
+    ("gemma4", include_str!("../../policies/parsers/gemma4.yaml")),
+    ("glm-4.7", include_str!("../../policies/parsers/glm-4.7.yaml")),
+    ("gpt-oss", include_str!("../../policies/parsers/gpt-oss.yaml")),
+    ("laguna", include_str!("../../policies/parsers/laguna.yaml")),
+    ("mistral", include_str!("../../policies/parsers/mistral.yaml")),
+    ("nemotron-3-nano", include_str!("../../policies/parsers/nemotron-3-nano.yaml")),
+    ("plain", include_str!("../../policies/parsers/plain.yaml")),
+    ("qwen3", include_str!("../../policies/parsers/qwen3.yaml")),
+    ("qwen3.5", include_str!("../../policies/parsers/qwen3.5.yaml")),
+];
+
+/// The parser of models whose policy names none.
+pub const DEFAULT: &str = "plain";
+
+/// How a family of models marks the parts of its answers.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Answers {
+    /// The name that policies call it by.
+    pub name: String,
+    /// What stands around thinking.
+    #[serde(default)]
+    pub thinking: Option<Marks>,
+    /// What stands around tool calls, and how a call is written between.
+    #[serde(default)]
+    pub tools: Vec<ToolMarks>,
+    /// Marks without meaning for a reader: they are left out.
+    #[serde(default)]
+    pub drop: Vec<String>,
+}
+
+/// An opening and a closing mark.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Marks {
+    /// What opens it. A prompt that ends with this mark has opened it already.
+    pub open: String,
+    /// What closes it; the end of the answer does too.
+    pub close: String,
+}
+
+/// Tool calls: their marks and their form.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ToolMarks {
+    /// What opens a call, or a list of calls.
+    pub open: String,
+    /// What closes it; the end of the answer does too.
+    pub close: String,
+    /// How the calls between the marks are written.
+    pub form: Form,
+}
+
+/// A piece of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Piece {
+    /// Thinking, to be shown dimmed or not at all.
+    Thinking(String),
+    /// Words for the reader.
+    Text(String),
+    /// A call of a tool.
+    Call(ToolCall),
+}
+
+/// A call of a tool.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ToolCall {
+    /// The tool's name.
+    pub name: String,
+    /// Its arguments, an object.
+    pub arguments: Value,
+}
+
+impl Answers {
+    /// The parser of that name: from `parsers/NAME.yaml` of the policy folders, the last one
+    /// first, else one that lathe carries.
+    ///
+    /// # Errors
+    /// When there is none of that name, or its file cannot be understood.
+    pub fn named(name: &str, policy_dirs: &[&Path]) -> Result<Self, Fault> {
+        for dir in policy_dirs.iter().rev() {
+            let path = dir.join("parsers").join(format!("{name}.yaml"));
+            if path.is_file() {
+                let text = std::fs::read_to_string(&path)
+                    .map_err(|error| Fault::io("read", &path, &error))?;
+                return Self::parse(&text).map_err(|fault| fault.in_file(&path));
+            }
+        }
+        match BUILT_IN.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)) {
+            Some((known, text)) => Self::parse(text)
+                .map_err(|fault| fault.in_file(format!("built-in:parsers/{known}.yaml"))),
+            None => {
+                let known: Vec<&str> = BUILT_IN.iter().map(|(known, _)| *known).collect();
+                Err(Fault::new(Code::AnswerParser, format!("there is no parser {name:?}")).help(
+                    format!(
+                        "parsers are {}; a policy folder may add parsers/{name}.yaml",
+                        known.join(", ")
+                    ),
+                ))
+            }
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self, Fault> {
+        serde_yaml::from_str(text)
+            .map_err(|error| Fault::new(Code::AnswerParser, format!("not a parser: {error}")))
+    }
+
+    /// All marks, so that special tokens among them are not lost in decoding.
+    pub fn marks(&self) -> impl Iterator<Item = &str> {
+        let thinking = self.thinking.iter().flat_map(|m| [m.open.as_str(), m.close.as_str()]);
+        let tools = self
+            .tools
+            .iter()
+            .flat_map(|m| [m.open.as_str(), m.close.as_str()].into_iter().chain(m.form.marks()));
+        thinking.chain(tools).chain(self.drop.iter().map(String::as_str))
+    }
+
+    /// Begins an answer to a rendered prompt; `tools` are the schemas that the model was given.
+    pub fn answer<'a>(&'a self, prompt: &str, tools: &'a [Value]) -> AnswerParser<'a> {
+        let opened = self.thinking.as_ref().is_some_and(|m| prompt.trim_end().ends_with(&m.open));
+        let state = if opened { State::Thinking } else { State::Text };
+        AnswerParser { answers: self, tools, held: String::new(), state, fresh: opened }
+    }
+}
+
+/// Takes one streamed answer apart.
+pub struct AnswerParser<'a> {
+    answers: &'a Answers,
+    tools: &'a [Value],
+    /// Text that may still become a mark, or the inside of a tool call.
+    held: String,
+    state: State,
+    /// Nothing was shown since the state began: white space is left out.
+    fresh: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum State {
+    Text,
+    Thinking,
+    /// Inside a call of this entry of `tools`.
+    Tool(usize),
+}
+
+/// What a mark does.
+#[derive(Clone, Copy)]
+enum Turn {
+    To(State),
+    Nothing,
+}
+
+impl<'a> AnswerParser<'a> {
+    /// Adds text; gives the pieces that it completes.
+    pub fn push(&mut self, text: &str) -> Vec<Piece> {
+        self.held.push_str(text);
+        self.take(false)
+    }
+
+    /// Ends the answer: what was held back is shown, an unclosed call is read as it stands.
+    pub fn finish(&mut self) -> Vec<Piece> {
+        self.take(true)
+    }
+
+    fn take(&mut self, last: bool) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        while let Some((at, length, turn)) = self.next_mark() {
+            if !last && self.may_grow(at) {
+                break;
+            }
+            let before = self.held[..at].to_owned();
+            self.held.drain(..at + length);
+            self.give(before, turn_leaves(turn), &mut pieces);
+            if let Turn::To(state) = turn {
+                self.state = state;
+                self.fresh = true;
+            }
+        }
+        if last {
+            let rest = std::mem::take(&mut self.held);
+            self.give(rest, true, &mut pieces);
+        } else if !matches!(self.state, State::Tool(_)) {
+            let keep = self.held_back();
+            let rest: String = self.held.drain(..self.held.len() - keep).collect();
+            self.give(rest, false, &mut pieces);
+        }
+        pieces
+    }
+
+    /// The marks that mean something in this state, with what they do.
+    fn marks(&self) -> Vec<(&'a str, Turn)> {
+        let answers = self.answers;
+        let thinking = answers.thinking.as_ref();
+        match self.state {
+            State::Tool(i) => vec![(answers.tools[i].close.as_str(), Turn::To(State::Text))],
+            State::Thinking => {
+                thinking.map(|m| (m.close.as_str(), Turn::To(State::Text))).into_iter().collect()
+            }
+            State::Text => {
+                let opens = thinking.map(|m| (m.open.as_str(), Turn::To(State::Thinking)));
+                let tools = answers.tools.iter().enumerate();
+                let calls = tools.map(|(i, m)| (m.open.as_str(), Turn::To(State::Tool(i))));
+                let dropped = answers.drop.iter().map(|mark| (mark.as_str(), Turn::Nothing));
+                opens.into_iter().chain(calls).chain(dropped).collect()
+            }
+        }
+    }
+
+    /// The first mark in the held text, the longest of those that begin there.
+    fn next_mark(&self) -> Option<(usize, usize, Turn)> {
+        self.marks()
+            .into_iter()
+            .filter_map(|(mark, turn)| self.held.find(mark).map(|at| (at, mark.len(), turn)))
+            .min_by_key(|&(at, length, _)| (at, std::cmp::Reverse(length)))
+    }
+
+    /// Whether all from `at` on is the beginning of a mark that is longer still.
+    fn may_grow(&self, at: usize) -> bool {
+        let rest = &self.held[at..];
+        self.marks().iter().any(|(mark, _)| mark.len() > rest.len() && mark.starts_with(rest))
+    }
+
+    /// Bytes at the end of the held text that may not be shown yet: the beginning of a mark, and
+    /// white space that is left out if thinking ends after it.
+    fn held_back(&self) -> usize {
+        let mark = self.may_become_mark();
+        if self.state != State::Thinking {
+            return mark;
+        }
+        let before = &self.held[..self.held.len() - mark];
+        mark + before.len() - before.trim_end().len()
+    }
+
+    /// Bytes at the end of the held text that a mark may begin with.
+    fn may_become_mark(&self) -> usize {
+        self.marks().into_iter().map(|(mark, _)| overlap(&self.held, mark)).max().unwrap_or(0)
+    }
+
+    /// Shows text of the present state; `closes` when a mark ends it here.
+    fn give(&mut self, text: String, closes: bool, pieces: &mut Vec<Piece>) {
+        if let State::Tool(i) = self.state {
+            if !text.trim().is_empty() {
+                let calls = tools::parse(&self.answers.tools[i].form, &text, self.tools);
+                match calls {
+                    Some(calls) => pieces.extend(calls.into_iter().map(Piece::Call)),
+                    // Not a call after all: the reader may see what the model wrote.
+                    None => pieces.push(Piece::Text(text)),
+                }
+            }
+            return;
+        }
+        let mut text = text.as_str();
+        if self.fresh {
+            text = text.trim_start();
+        }
+        if closes && self.state == State::Thinking {
+            text = text.trim_end();
+        }
+        if text.is_empty() {
+            return;
+        }
+        self.fresh = false;
+        pieces.push(match self.state {
+            State::Thinking => Piece::Thinking(text.to_owned()),
+            _ => Piece::Text(text.to_owned()),
+        });
+    }
+}
+
+fn turn_leaves(turn: Turn) -> bool {
+    matches!(turn, Turn::To(_))
+}

@@ -1,0 +1,185 @@
+//! Chat templates as Hugging Face writes them: Jinja, run as Python would run it.
+//!
+//! transformers renders with blocks trimmed, loop controls, Python's methods on strings and
+//! lists, `tojson` as `json.dumps` without ASCII escapes, `raise_exception` and `strftime_now`
+//! (transformers, `utils/chat_template_utils.py`). The same text must come out here.
+
+use std::sync::Arc;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde, Value as JinjaValue};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, UndefinedBehavior};
+use regex::Regex;
+use serde_json::{Map, Value, json};
+
+use super::python;
+use crate::fault::{Code, Fault, Text};
+
+/// The name under which minijinja knows the template.
+const NAME: &str = "chat_template";
+
+/// A compiled chat template.
+pub struct Template {
+    environment: Environment<'static>,
+    text: Arc<Text>,
+}
+
+/// What a template renders.
+#[derive(Clone, Debug, Default)]
+pub struct Conversation {
+    /// The messages: objects with `role`, `content`, and as the case may be `tool_calls`,
+    /// `reasoning_content`, ….
+    pub messages: Vec<Value>,
+    /// Tools that the model may call, as JSON schemas of functions.
+    pub tools: Vec<Value>,
+    /// Whether the model is to think, where the template can be told (`enable_thinking`).
+    pub thinking: Option<bool>,
+    /// Whether the rendered text ends where the model's answer begins.
+    pub add_generation_prompt: bool,
+    /// Further variables for the template, special tokens among them.
+    pub variables: Map<String, Value>,
+}
+
+impl Template {
+    /// Compiles a template; `name` is what messages call it.
+    ///
+    /// # Errors
+    /// When it is not valid Jinja, pointing at the place.
+    pub fn compile(name: &str, source: &str) -> Result<Self, Fault> {
+        let text = Arc::new(Text { name: name.into(), body: without_generation_tags(source) });
+        let mut environment = environment();
+        environment
+            .add_template_owned(NAME, text.body.clone())
+            .map_err(|error| fault("the chat template cannot be understood", &error, &text))?;
+        Ok(Template { environment, text })
+    }
+
+    /// Renders a conversation into the text that the model reads.
+    ///
+    /// # Errors
+    /// When the template refuses the conversation (`raise_exception`) or fails on it.
+    pub fn render(&self, conversation: &Conversation) -> Result<String, Fault> {
+        let mut variables = conversation.variables.clone();
+        variables.insert("messages".into(), conversation.messages.clone().into());
+        let tools = &conversation.tools;
+        let tools = if tools.is_empty() { Value::Null } else { tools.clone().into() };
+        variables.insert("tools".into(), tools);
+        variables.insert("documents".into(), Value::Null);
+        variables.insert("add_generation_prompt".into(), conversation.add_generation_prompt.into());
+        if let Some(thinking) = conversation.thinking {
+            // Templates know the switch by either name.
+            variables.insert("enable_thinking".into(), json!(thinking));
+            variables.insert("thinking".into(), json!(thinking));
+        }
+        let rendered = self
+            .environment
+            .get_template(NAME)
+            .and_then(|template| template.render(Serde(&variables)));
+        rendered.map_err(|error| {
+            let refusal = std::error::Error::source(&error)
+                .and_then(|source| source.downcast_ref::<Refusal>());
+            match refusal {
+                Some(Refusal(why)) => Fault::new(
+                    Code::Template,
+                    format!("the model's chat template refuses the conversation: {why}"),
+                ),
+                None => fault("the chat template fails on this conversation", &error, &self.text),
+            }
+        })
+    }
+
+    /// The template's text.
+    pub fn source(&self) -> &str {
+        &self.text.body
+    }
+}
+
+/// Whether a `TEMPLATE` is written in Go's language (Ollama's) rather than in Jinja.
+pub fn is_go(source: &str) -> bool {
+    let go = r"\{\{-?\s*(\.|\$|/\*|end\b|else\b|(if|range|with|define|block|template)\s)";
+    !source.contains("{%") && Regex::new(go).is_ok_and(|go| go.is_match(source))
+}
+
+/// What `raise_exception` was given.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Refusal(String);
+
+fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_undefined_behavior(UndefinedBehavior::Lenient);
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    // Cannot fail: no delimiter is changed.
+    if let Ok(syntax) = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build() {
+        environment.set_syntax(syntax);
+    }
+    environment.set_unknown_method_callback(python::method);
+    environment.add_filter("tojson", to_json);
+    environment.add_function("raise_exception", |why: String| -> Result<String, Error> {
+        let error = Error::new(ErrorKind::InvalidOperation, "raise_exception");
+        Err(error.with_source(Refusal(why)))
+    });
+    environment.add_function("strftime_now", |format: String| -> Result<String, Error> {
+        let now = jiff::Zoned::now();
+        jiff::fmt::strtime::format(&format, &now)
+            .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
+    });
+    environment
+}
+
+/// `tojson` as transformers defines it: Python's `json.dumps` with `ensure_ascii` off.
+fn to_json(
+    _state: &State,
+    value: JinjaValue,
+    indent: Option<JinjaValue>,
+    options: Kwargs,
+) -> Result<JinjaValue, Error> {
+    let indent = match indent {
+        Some(indent) => Some(indent),
+        None => options.get::<Option<JinjaValue>>("indent")?,
+    };
+    let indent = match indent {
+        None => None,
+        Some(indent) if indent.is_none() => None,
+        Some(indent) => Some(match indent.as_str() {
+            Some(text) => text.to_owned(),
+            None => " ".repeat(usize::try_from(indent).map_err(|_| {
+                Error::new(ErrorKind::InvalidOperation, "indent is a number or a string")
+            })?),
+        }),
+    };
+    let style = python::JsonStyle {
+        indent,
+        sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+        ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        separators: options.get::<Option<Vec<String>>>("separators")?.and_then(|pair| {
+            let [comma, colon]: [String; 2] = pair.try_into().ok()?;
+            Some((comma, colon))
+        }),
+    };
+    options.assert_all_used()?;
+    let json = serde_json::to_value(&value)
+        .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
+    Ok(JinjaValue::from(python::json(&json, &style)))
+}
+
+/// `{% generation %}` marks the model's own words for training; for rendering it says nothing.
+fn without_generation_tags(source: &str) -> String {
+    let Ok(tag) = Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}") else {
+        return source.to_owned();
+    };
+    tag.replace_all(source, |found: &regex::Captures| {
+        let block = if found.get(2).is_some() { "endif" } else { "if true" };
+        format!("{{%{} {block} {}%}}", &found[1], &found[3])
+    })
+    .into_owned()
+}
+
+fn fault(what: &str, error: &Error, text: &Arc<Text>) -> Fault {
+    let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+    let mut fault = Fault::new(Code::Template, format!("{what}: {detail}"));
+    if let Some(range) = error.range() {
+        fault = fault.at(text, range);
+    }
+    fault
+}

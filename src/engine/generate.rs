@@ -1,0 +1,223 @@
+//! Tokens in, tokens out: a prompt is run through the model in chunks, then one token at a time.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use mlx_rs::Array;
+use mlx_rs::transforms::eval;
+
+use crate::cache::Cache;
+use crate::fault::{Code, Fault};
+use crate::model::{Batch, Logits, Model};
+use crate::sample::{Choice, Sampler};
+
+/// Tokens of a prompt that one forward pass takes: enough to keep the products large, few enough
+/// that their activations stay small beside the weights.
+const CHUNK: usize = 512;
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The model ended it, or a stop string did.
+    Stop,
+    /// It reached the most tokens asked for, or the end of the context.
+    Length,
+    /// The caller ended it.
+    Cancelled,
+}
+
+impl Reason {
+    /// `stop`, `length` or `cancelled`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Reason::Stop => "stop",
+            Reason::Length => "length",
+            Reason::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// How long an answer took, and what it needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Statistics {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Those of them that the session still held.
+    pub reused_tokens: usize,
+    /// Time to run the others, up to the first token of the answer.
+    pub prefill: Duration,
+    /// Tokens of the answer, the ending one not counted.
+    pub answer_tokens: usize,
+    /// Time from the first token of the answer to the last.
+    pub decode: Duration,
+}
+
+impl Statistics {
+    /// Prompt tokens run per second.
+    pub fn prefill_rate(&self) -> f64 {
+        rate(self.prompt_tokens - self.reused_tokens, self.prefill)
+    }
+
+    /// Answer tokens made per second, the first not counted (it comes with the prompt).
+    pub fn decode_rate(&self) -> f64 {
+        rate(self.answer_tokens.saturating_sub(1), self.decode)
+    }
+}
+
+fn rate(tokens: usize, time: Duration) -> f64 {
+    let seconds = time.as_secs_f64();
+    if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
+}
+
+/// What a conversation leaves in memory, so that its next turn runs only what is new.
+#[derive(Default)]
+pub struct Session {
+    /// The cache, and the tokens in it.
+    cache: Option<Cache>,
+    tokens: Vec<u32>,
+    /// The cache as it was at the end of the last prompt, for models that cannot go back there.
+    prompt: Option<(usize, Cache)>,
+}
+
+impl Session {
+    /// Forgets the conversation.
+    pub fn clear(&mut self) {
+        *self = Session::default();
+    }
+
+    /// Bytes held by the cache.
+    pub fn bytes(&self) -> usize {
+        self.cache.as_ref().map_or(0, Cache::bytes)
+    }
+
+    /// Goes back to the longest beginning that the prompt shares with what is held, and leaves at
+    /// least one token to run. Gives the number of tokens that need not be run again.
+    fn reuse(&mut self, model: &Model, prompt: &[u32]) -> Result<usize, Fault> {
+        let shared = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let shared = shared.min(prompt.len() - 1);
+        if let Some(cache) = self.cache.as_mut().filter(|cache| cache.reaches(shared)) {
+            cache.rollback(shared)?;
+            self.tokens.truncate(shared);
+            return Ok(shared);
+        }
+        if let Some((offset, cache)) = self.prompt.take().filter(|(offset, _)| *offset <= shared) {
+            self.tokens.truncate(offset);
+            self.cache = Some(cache);
+            return Ok(offset);
+        }
+        self.clear();
+        self.cache = Some(model.new_cache());
+        Ok(0)
+    }
+}
+
+/// One generation: where it may end.
+pub(super) struct Limits<'a> {
+    /// Most tokens of the answer.
+    pub max_tokens: usize,
+    /// Most tokens of prompt and answer together.
+    pub context: usize,
+    /// Whether a token ends the answer.
+    pub is_end: &'a dyn Fn(u32) -> bool,
+}
+
+/// Runs a prompt and generates tokens, each given to `on_token` as it is chosen. Whether prefill
+/// goes on is asked of `go_on` between chunks.
+pub(super) fn generate(
+    model: &Model,
+    session: &mut Session,
+    prompt: &[u32],
+    sampler: &mut Sampler,
+    limits: &Limits,
+    go_on: &dyn Fn() -> bool,
+    on_token: &mut dyn FnMut(&Choice) -> ControlFlow<Reason>,
+) -> Result<(Reason, Statistics), Fault> {
+    let begin = Instant::now();
+    let reused = session.reuse(model, prompt)?;
+    let mut statistics =
+        Statistics { prompt_tokens: prompt.len(), reused_tokens: reused, ..Default::default() };
+    sampler.prompt(prompt);
+    // Every token but the last only fills the cache.
+    for chunk in prompt[reused..prompt.len() - 1].chunks(CHUNK) {
+        if !go_on() {
+            return Ok((Reason::Cancelled, statistics));
+        }
+        step(model, session, chunk, Logits::None)?;
+    }
+    let cannot_go_back = |cache: &Cache| cache.offset() > 0 && !cache.reaches(cache.offset() - 1);
+    session.prompt = session
+        .cache
+        .as_ref()
+        .filter(|cache| cannot_go_back(cache))
+        .map(|cache| (cache.offset(), cache.snapshot()));
+    let mut next = prompt[prompt.len() - 1];
+    let mut first = begin;
+    loop {
+        let Some(mut logits) = step(model, session, &[next], Logits::Last)? else {
+            return Err(Fault::new(Code::Internal, "a pass gave no logits"));
+        };
+        let choice = sampler.sample(&mut logits)?;
+        let now = Instant::now();
+        if statistics.answer_tokens == 0 {
+            statistics.prefill = now - begin;
+            first = now;
+        }
+        if (limits.is_end)(choice.id) {
+            return Ok((Reason::Stop, statistics));
+        }
+        if limits.max_tokens == 0 {
+            return Ok((Reason::Length, statistics));
+        }
+        statistics.answer_tokens += 1;
+        statistics.decode = now - first;
+        if let ControlFlow::Break(reason) = on_token(&choice) {
+            return Ok((reason, statistics));
+        }
+        let full = session.tokens.len() + 1 >= limits.context;
+        if statistics.answer_tokens >= limits.max_tokens || full {
+            return Ok((Reason::Length, statistics));
+        }
+        next = choice.id;
+    }
+}
+
+/// Runs tokens through the model and evaluates; gives the last token's logits when asked.
+fn step(
+    model: &Model,
+    session: &mut Session,
+    tokens: &[u32],
+    wanted: Logits,
+) -> Result<Option<Vec<f32>>, Fault> {
+    let position = session.tokens.len();
+    let cache = session.cache.get_or_insert_with(|| model.new_cache());
+    let output = model.forward(&Batch::one(tokens, position, wanted), &mut [&mut *cache]);
+    // A pass that failed half-way leaves layers at different offsets.
+    let evaluated = output.and_then(|output| {
+        let arrays: Vec<&Array> = output.logits.iter().chain(cache.arrays()).collect();
+        eval(arrays).map_err(failed)?;
+        output.logits.map(|logits| last_row(&logits)).transpose()
+    });
+    match evaluated {
+        Ok(logits) => {
+            session.tokens.extend_from_slice(tokens);
+            Ok(logits)
+        }
+        Err(fault) => {
+            session.clear();
+            Err(fault)
+        }
+    }
+}
+
+/// Evaluated logits `[1, n, vocabulary]` in f32: those of the last of the n.
+fn last_row(logits: &Array) -> Result<Vec<f32>, Fault> {
+    let vocabulary = logits.shape().last().map_or(0, |&n| n as usize);
+    let flat: &[f32] = logits.try_as_slice().map_err(|error| {
+        Fault::new(Code::Compute, format!("the logits cannot be read: {error}"))
+    })?;
+    Ok(flat[flat.len() - vocabulary..].to_vec())
+}
+
+pub(super) fn failed(error: mlx_rs::error::Exception) -> Fault {
+    Fault::new(Code::Compute, format!("MLX: {}", error.what()))
+}

@@ -1,0 +1,187 @@
+//! A stored model becomes an [`Engine`].
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::options::Options;
+use crate::chat::{Answers, Template, is_go, template_of};
+use crate::fault::{Code, Fault, Faults};
+use crate::model::description::Decoder;
+use crate::model::{Blobs, Compute, Model, TensorSource, load as load_model};
+use crate::policy::{Library, Role};
+use crate::store::{Manifest, Name, Store, media};
+use crate::tokenizer::{Files, Tokenizer};
+
+/// A model that answers.
+pub struct Engine {
+    pub(super) model: Model,
+    pub(super) tokenizer: Tokenizer,
+    pub(super) template: Option<Template>,
+    /// For conversations with tools, where the model has a template of its own for them.
+    pub(super) tool_template: Option<Template>,
+    pub(super) answers: Answers,
+    pub(super) load_time: Duration,
+    /// What the makers recommend and the Modelfile says.
+    pub defaults: Options,
+    /// The Modelfile's system message.
+    pub system: Option<String>,
+    /// The Modelfile's messages, which begin every conversation.
+    pub messages: Vec<Value>,
+    /// The config blob's `capabilities`.
+    pub capabilities: Vec<String>,
+}
+
+impl Engine {
+    /// Loads a model of the store.
+    ///
+    /// # Errors
+    /// When it is not there or damaged, or its policy has no decoder; all that does not fit
+    /// between its description and its weights, at once.
+    pub fn load(store: &Store, name: &Name, policy_dir: Option<&Path>) -> Result<Self, Faults> {
+        let begin = Instant::now();
+        let manifest = store.manifest(name)?;
+        let config = store.config(&manifest)?;
+        let files = files_of(store, &manifest)?;
+        let paths = manifest
+            .of_type(media::TENSOR)
+            .filter(|layer| !layer.name.as_deref().unwrap_or("").starts_with("draft."))
+            .map(|layer| store.blob_path(&layer.digest));
+        let source = Blobs::open(paths)?;
+        let model = model_of(&source, &files, policy_dir)?;
+        let text = |media_type| text_layer(store, &manifest, media_type);
+        let parameters = json_layer(store, &manifest, media::PARAMS)?;
+        let messages = json_layer(store, &manifest, media::MESSAGES)?;
+        let generation = files.json("generation_config.json")?.unwrap_or(Value::Null);
+        let defaults = Options::recommended(&generation).with_parameters(&parameters)?;
+        let own = text(media::TEMPLATE)?.filter(|template| !is_go(template));
+        let (template, tool_template) = templates(own, &files)?;
+        let dirs: Vec<&Path> = policy_dir.into_iter().collect();
+        let parser = config.parser.as_deref().unwrap_or(crate::chat::DEFAULT);
+        Ok(Engine {
+            model,
+            tokenizer: Tokenizer::load(&files)?,
+            template,
+            tool_template,
+            answers: Answers::named(parser, &dirs)?,
+            load_time: begin.elapsed(),
+            defaults,
+            system: text(media::SYSTEM)?,
+            messages: messages.as_array().cloned().unwrap_or_default(),
+            capabilities: config.capabilities,
+        })
+    }
+
+    /// Whether it can hold a conversation.
+    pub fn can_chat(&self) -> bool {
+        self.template.is_some()
+    }
+
+    /// The text of its chat template.
+    pub fn template_source(&self) -> Option<&str> {
+        self.template.as_ref().map(Template::source)
+    }
+
+    /// The vocabulary.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The model itself.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+}
+
+/// Builds the model that a set of weights and its config make, by the policy of its architecture.
+///
+/// # Errors
+/// As [`Engine::load`].
+pub(super) fn model_of(
+    source: &dyn TensorSource,
+    files: &Files,
+    policy_dir: Option<&Path>,
+) -> Result<Model, Faults> {
+    let config = files
+        .json("config.json")?
+        .ok_or_else(|| Fault::new(Code::NoConfig, "the model has no config.json"))?;
+    let decoder = decoder_of(&config, policy_dir)?.ok_or_else(|| {
+        let architecture = architecture(&config);
+        Fault::new(Code::NoDecoder, format!("lathe does not know how {architecture} is run"))
+            .help("a policy with a decoder section can say it; see docs/policies.md")
+    })?;
+    load_model(source, &decoder, &config, Compute::of_default_device())
+}
+
+/// The decoder section of the policy for a config; `None` when it only imports.
+///
+/// # Errors
+/// When a policy cannot be read or understood.
+pub(super) fn decoder_of(
+    config: &Value,
+    policy_dir: Option<&Path>,
+) -> Result<Option<Decoder>, Faults> {
+    let library = Library::load(policy_dir)?;
+    let entry = library.find(&architecture(config), Role::Target)?;
+    Ok(library.compile(entry)?.decoder)
+}
+
+/// The architecture as the config names it.
+fn architecture(config: &Value) -> String {
+    let names =
+        [&config["architectures"][0], &config["model_type"], &config["text_config"]["model_type"]];
+    names.into_iter().find_map(Value::as_str).unwrap_or("unknown").to_owned()
+}
+
+/// The small files of a stored model, those of its draft left out.
+///
+/// # Errors
+/// When a blob is missing or damaged.
+pub(super) fn files_of(store: &Store, manifest: &Manifest) -> Result<Files, Fault> {
+    let mut files = Files::default();
+    for media_type in [media::JSON, media::FILE] {
+        for layer in manifest.of_type(media_type) {
+            let Some(name) = &layer.name else { continue };
+            if !name.contains('/') {
+                files.insert(name, store.read_blob(layer)?);
+            }
+        }
+    }
+    Ok(files)
+}
+
+/// The template for conversations, and that for those with tools where it is another.
+fn templates(
+    own: Option<String>,
+    files: &Files,
+) -> Result<(Option<Template>, Option<Template>), Fault> {
+    if let Some(own) = own {
+        return Ok((Some(Template::compile("TEMPLATE", &own)?), None));
+    }
+    let compile = |named| {
+        let found = template_of(files, named)?;
+        found.map(|(name, text)| Template::compile(&name, &text)).transpose()
+    };
+    let template: Option<Template> = compile("default")?;
+    let for_tools: Option<Template> = compile("tool_use")?;
+    let differs = |tools: &Template| template.as_ref().is_none_or(|t| t.source() != tools.source());
+    let for_tools = for_tools.filter(differs);
+    Ok((template, for_tools))
+}
+
+fn text_layer(
+    store: &Store,
+    manifest: &Manifest,
+    media_type: &str,
+) -> Result<Option<String>, Fault> {
+    let Some(layer) = manifest.of_type(media_type).next() else { return Ok(None) };
+    Ok(Some(String::from_utf8_lossy(&store.read_blob(layer)?).into_owned()))
+}
+
+fn json_layer(store: &Store, manifest: &Manifest, media_type: &str) -> Result<Value, Fault> {
+    let Some(layer) = manifest.of_type(media_type).next() else { return Ok(Value::Null) };
+    serde_json::from_slice(&store.read_blob(layer)?).map_err(|error| {
+        Fault::new(Code::CorruptBlob, format!("blob {} is damaged: {error}", layer.digest))
+    })
+}

@@ -1,0 +1,287 @@
+//! engine: a stored model and requests in, answers out.
+//!
+//! [`Engine`] holds a loaded model with everything that a conversation needs of it. A [`Request`]
+//! is a plain text or a conversation; its answer streams through a callback as [`Event`]s and is
+//! returned whole. A [`Session`] keeps what a conversation left in memory, so that the next turn
+//! runs only what is new. [`smoke`] is the check after `create`.
+
+mod generate;
+mod load;
+mod options;
+pub mod smoke;
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+pub use generate::{Reason, Session, Statistics};
+pub use load::Engine;
+pub use options::Options;
+
+use crate::chat::{Conversation, Piece, ToolCall, special_variables};
+use crate::fault::{Code, Fault};
+use crate::sample::{Choice, Sampler, StopStrings};
+use crate::tokenizer::Kept;
+use generate::{Limits, generate};
+
+/// What is to be answered.
+#[derive(Clone, Debug)]
+pub enum Prompt {
+    /// A text that the model goes on from, without a template.
+    Plain(String),
+    /// A conversation whose next message is the model's: objects with `role` and `content`.
+    Chat {
+        /// The messages.
+        messages: Vec<Value>,
+        /// Schemas of the tools that the model may call.
+        tools: Vec<Value>,
+    },
+}
+
+/// A prompt and how it is to be answered.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// What is to be answered.
+    pub prompt: Prompt,
+    /// How.
+    pub options: Options,
+}
+
+/// What happens while an answer is made.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A piece of the answer that is whole characters and no part of a mark or stop string.
+    Piece(Piece),
+    /// A token was chosen; only sent when the request asks for log-probabilities.
+    Token(Choice),
+}
+
+/// A whole answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// What the reader sees.
+    pub text: String,
+    /// What the model thought before.
+    pub thinking: String,
+    /// The tools that it called.
+    pub calls: Vec<ToolCall>,
+    /// The tokens of all of it, the ending one not counted.
+    pub tokens: Vec<u32>,
+    /// Why it ended.
+    pub reason: Reason,
+    /// How long it took.
+    pub statistics: Statistics,
+}
+
+impl Answer {
+    /// The message that stands for this answer in the rest of the conversation.
+    pub fn message(&self) -> Value {
+        let mut message = json!({"role": "assistant", "content": self.text});
+        if !self.thinking.is_empty() {
+            message["reasoning_content"] = json!(self.thinking);
+        }
+        if !self.calls.is_empty() {
+            let calls = self.calls.iter().map(|call| {
+                let function = json!({"name": call.name, "arguments": call.arguments});
+                json!({"type": "function", "function": function})
+            });
+            message["tool_calls"] = calls.collect();
+        }
+        message
+    }
+}
+
+impl Engine {
+    /// The most tokens that prompt and answer may have together under these options.
+    pub fn context(&self, options: &Options) -> usize {
+        let trained = self.model.context().unwrap_or(usize::MAX);
+        options.context.map_or(trained, |wanted| wanted.min(trained))
+    }
+
+    /// Time that loading took.
+    pub fn load_time(&self) -> Duration {
+        self.load_time
+    }
+
+    /// The text that the model reads for a prompt.
+    ///
+    /// # Errors
+    /// When the model has no chat template, or it refuses the conversation.
+    pub fn render(&self, prompt: &Prompt, options: &Options) -> Result<String, Fault> {
+        let (messages, tools) = match prompt {
+            Prompt::Plain(text) => return Ok(text.clone()),
+            Prompt::Chat { messages, tools } => (messages, tools),
+        };
+        let template = match &self.tool_template {
+            Some(template) if !tools.is_empty() => template,
+            _ => self.template.as_ref().ok_or_else(no_template)?,
+        };
+        template.render(&Conversation {
+            messages: messages.clone(),
+            tools: tools.clone(),
+            thinking: options.thinking,
+            add_generation_prompt: true,
+            variables: special_variables(self.tokenizer.special_texts()),
+        })
+    }
+
+    /// Answers a request. Events are given to `on_event` as they happen; breaking there ends the
+    /// answer with [`Reason::Cancelled`], and so does `go_on` when it says no during prefill.
+    ///
+    /// # Errors
+    /// When the prompt cannot be rendered or is longer than the context, or MLX fails.
+    pub fn answer(
+        &self,
+        session: &mut Session,
+        request: &Request,
+        go_on: &dyn Fn() -> bool,
+        on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
+    ) -> Result<Answer, Fault> {
+        request.options.sampling.check()?;
+        let options = &request.options;
+        let rendered = self.render(&request.prompt, options)?;
+        let ids = match &request.prompt {
+            Prompt::Plain(text) => self.tokenizer.encode(text)?,
+            Prompt::Chat { .. } => self.tokenizer.encode_rendered(&rendered)?,
+        };
+        let context = self.context(options);
+        if ids.is_empty() {
+            return Err(Fault::new(Code::Usage, "there is nothing to answer: the prompt is empty"));
+        }
+        if ids.len() >= context {
+            return Err(too_long(ids.len(), context));
+        }
+        let mut words = Words::new(self, request, &rendered);
+        let mut sampler = Sampler::new(options.sampling.clone());
+        let wants_tokens = options.sampling.logprobs.is_some();
+        let mut on_token = |choice: &Choice| {
+            if wants_tokens && on_event(Event::Token(choice.clone())).is_break() {
+                return ControlFlow::Break(Reason::Cancelled);
+            }
+            words.push(choice.id, on_event)
+        };
+        let limits = Limits {
+            max_tokens: options.max_tokens.unwrap_or(usize::MAX),
+            context,
+            is_end: &|id| self.tokenizer.is_end(id),
+        };
+        let (reason, statistics) =
+            generate(&self.model, session, &ids, &mut sampler, &limits, go_on, &mut on_token)?;
+        // What was held back in case it became a stop string or a mark.
+        if reason != Reason::Cancelled {
+            let _ = words.finish(on_event);
+        }
+        Ok(words.answer(reason, statistics))
+    }
+}
+
+/// Tokens on their way to words: decoded, watched for stop strings, taken apart.
+struct Words<'a> {
+    stream: crate::tokenizer::Stream<'a>,
+    stops: StopStrings,
+    stopped: bool,
+    /// `None` for plain prompts, whose answers are shown as they are.
+    parser: Option<crate::chat::AnswerParser<'a>>,
+    answer: Answer,
+}
+
+impl<'a> Words<'a> {
+    fn new(engine: &'a Engine, request: &'a Request, rendered: &str) -> Self {
+        let (kept, parser) = match &request.prompt {
+            Prompt::Plain(_) => (Kept::None, None),
+            Prompt::Chat { tools, .. } => (
+                engine.tokenizer.kept(engine.answers.marks()),
+                Some(engine.answers.answer(rendered, tools)),
+            ),
+        };
+        Words {
+            stream: engine.tokenizer.stream(kept),
+            stops: StopStrings::new(request.options.stops.iter().cloned()),
+            stopped: false,
+            parser,
+            answer: Answer {
+                text: String::new(),
+                thinking: String::new(),
+                calls: Vec::new(),
+                tokens: Vec::new(),
+                reason: Reason::Stop,
+                statistics: Statistics::default(),
+            },
+        }
+    }
+
+    fn push(
+        &mut self,
+        id: u32,
+        on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
+    ) -> ControlFlow<Reason> {
+        self.answer.tokens.push(id);
+        let text = self.stream.push(id);
+        let shown = self.stops.push(&text);
+        self.stopped = shown.stop;
+        let pieces = self.pieces(&shown.text);
+        match self.show(pieces, on_event) {
+            ControlFlow::Break(()) => ControlFlow::Break(Reason::Cancelled),
+            ControlFlow::Continue(()) if shown.stop => ControlFlow::Break(Reason::Stop),
+            ControlFlow::Continue(()) => ControlFlow::Continue(()),
+        }
+    }
+
+    fn finish(&mut self, on_event: &mut dyn FnMut(Event) -> ControlFlow<()>) -> ControlFlow<()> {
+        let mut rest = String::new();
+        if !self.stopped {
+            let shown = self.stops.push(&self.stream.finish());
+            rest.push_str(&shown.text);
+            rest.push_str(&self.stops.finish());
+        }
+        let mut pieces = self.pieces(&rest);
+        if let Some(parser) = &mut self.parser {
+            pieces.extend(parser.finish());
+        }
+        self.show(pieces, on_event)
+    }
+
+    fn pieces(&mut self, text: &str) -> Vec<Piece> {
+        match &mut self.parser {
+            Some(parser) => parser.push(text),
+            None if text.is_empty() => Vec::new(),
+            None => vec![Piece::Text(text.to_owned())],
+        }
+    }
+
+    fn show(
+        &mut self,
+        pieces: Vec<Piece>,
+        on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
+        for piece in pieces {
+            match &piece {
+                Piece::Text(text) => self.answer.text.push_str(text),
+                Piece::Thinking(text) => self.answer.thinking.push_str(text),
+                Piece::Call(call) => self.answer.calls.push(call.clone()),
+            }
+            on_event(Event::Piece(piece))?;
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn answer(self, reason: Reason, statistics: Statistics) -> Answer {
+        Answer { reason, statistics, ..self.answer }
+    }
+}
+
+fn no_template() -> Fault {
+    Fault::new(Code::Template, "the model has no chat template, so it cannot hold a conversation")
+        .help("give it a plain prompt with --raw, or a Jinja TEMPLATE in its Modelfile")
+}
+
+fn too_long(prompt: usize, context: usize) -> Fault {
+    let what = format!(
+        "the prompt has {prompt} tokens; the model's context holds {context} with the answer"
+    );
+    Fault::new(Code::ContextTooLong, what).help("shorten the prompt")
+}
+
+#[cfg(test)]
+mod tests;
