@@ -282,6 +282,3 @@ fn too_long(prompt: usize, context: usize) -> Fault {
     );
     Fault::new(Code::ContextTooLong, what).help("shorten the prompt")
 }
-
-#[cfg(test)]
-mod tests;

@@ -237,7 +237,8 @@ impl Talk<'_> {
             })?;
         INTERRUPTED.store(false, Ordering::Relaxed);
         self.screen.end(&answer, self.engine, &self.session);
-        if !self.raw && !(was_cancelled(&answer) && answer.text.is_empty()) {
+        let nothing = was_cancelled(&answer) && answer.text.is_empty();
+        if !(self.raw || nothing) {
             self.turns.push(user(message));
             self.turns.push(answer.message());
         }
