@@ -8,7 +8,7 @@ fn main() {
     let root = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
     let out = std::env::var("OUT_DIR").expect("cargo sets it");
     let mut table = String::new();
-    for folder in ["architectures", "sources"] {
+    for folder in ["architectures", "parsers", "sources"] {
         let dir = Path::new(&root).join("policies").join(folder);
         println!("cargo::rerun-if-changed={}", dir.display());
         let mut names: Vec<String> = std::fs::read_dir(&dir)

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use crate::fault::{Code, Fault, Faults, Text};
 use crate::modelfile::{Modelfile, Parameters, Spanned};
 use crate::plan::{self, Plan, Request};
-use crate::policy::{Library, Policy, Role};
+use crate::policy::{Library, Policy, Role, fit};
 use crate::read::{self, Inventory};
-use crate::store::{Config, Layer, Manifest, Name, Store, Writer, media};
+use crate::store::{Config, Layer, Manifest, Name, Origin, Store, Writer, media};
 use crate::{classify, format, write};
 
 /// What to make a model from.
@@ -186,10 +186,16 @@ pub fn prepare(recipe: Recipe, settings: &Settings, store: &Store) -> Result<Pre
         From::Folder(dir) => {
             let target = faults.absorb(Stock::read(&dir, Role::Target, &library));
             let (Some(target), true) = (target, faults.0.is_empty()) else { return Err(faults) };
+            if let Some(draft) = &draft {
+                faults.absorb(draft.fits(&target.inventory.config));
+            }
             let draft_stock = draft.as_ref().map(Stock::lend);
             let plan = match &settings.plan {
-                Some(file) => given_plan(file, &target.inventory, draft.as_ref())?,
-                None => plan::plan(target.lend(), draft_stock, &options)?,
+                Some(file) => given_plan(file, &target.inventory, draft.as_ref()),
+                None => plan::plan(target.lend(), draft_stock, &options),
+            };
+            let (Some(plan), true) = (faults.absorb(plan), faults.0.is_empty()) else {
+                return Err(faults);
             };
             let draft = draft.map(|draft| draft.inventory);
             Ok(Prepared {
@@ -203,7 +209,10 @@ pub fn prepare(recipe: Recipe, settings: &Settings, store: &Store) -> Result<Pre
             let manifest = store.manifest(&name)?;
             let config = store.config(&manifest)?;
             let plan = match &draft {
-                Some(draft) => Some(plan::plan_draft(draft.lend(), &options)?),
+                Some(draft) => {
+                    faults.absorb(draft.fits(&store.model_config(&manifest)?));
+                    faults.absorb(plan::plan_draft(draft.lend(), &options))
+                }
                 None => None,
             };
             let draft = faults.or(draft)?.map(|draft| draft.inventory);
@@ -231,6 +240,18 @@ impl Stock {
             (Some(classified), Some(policy)) => faults.or(Stock { inventory, classified, policy }),
             _ => Err(faults),
         }
+    }
+
+    /// Whether it fits, as a draft, a target of this config.
+    fn fits(&self, target: &serde_json::Value) -> Result<(), Faults> {
+        let tensors = self.inventory.tensors.iter();
+        let tensors: Vec<_> = tensors.map(|t| (t.name.as_str(), t.shape.as_slice())).collect();
+        let draft = fit::Draft { config: &self.inventory.config, tensors: &tensors };
+        let fit = fit::check(&self.policy, draft, target);
+        fit.map_err(|faults| {
+            let of_config = |fault: Fault| fault.in_file(self.inventory.dir.join(read::CONFIG));
+            Faults(faults.0.into_iter().map(of_config).collect())
+        })
     }
 
     fn lend(&self) -> plan::Stock<'_> {
@@ -355,9 +376,24 @@ impl Prepared {
                 layers.retain(|layer| !is_of_draft(layer));
             }
             layers.extend(self.execute(plan, writer, options)?);
+            let origin = writer.add(&json(&self.origin(plan, &layers, writer)?)?)?;
+            replace(&mut layers, origin.layer(media::ORIGIN, None));
         }
         overlay(&mut layers, &self.modelfile, writer)?;
         Ok(layers)
+    }
+
+    /// Where the tensors came from: those of the base that are still there, and the plan's.
+    fn origin(&self, plan: &Plan, layers: &[Layer], writer: &Writer) -> Result<Origin, Fault> {
+        let mut origin = Origin::default();
+        for layer in layers.iter().filter(|layer| layer.media_type == media::ORIGIN) {
+            origin = writer.store().origin_in(layer)?;
+        }
+        if plan.manifest.draft.is_some() {
+            origin.tensors.retain(|name, _| !name.starts_with(plan::DRAFT_PREFIX));
+        }
+        origin.tensors.extend(Origin::of(plan).tensors);
+        Ok(origin)
     }
 
     /// The layers of a plan: tensors, then files.

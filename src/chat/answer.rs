@@ -11,22 +11,8 @@ use serde_json::Value;
 
 use super::tools::{self, Form};
 use crate::fault::{Code, Fault};
+use crate::policy::library::built_in_parsers;
 use crate::sample::overlap;
-
-/// The parsers that lathe carries: file name and text.
-const BUILT_IN: &[(&str, &str)] = &[
-    ("cohere", include_str!("../../policies/parsers/cohere.yaml")),
-    ("deepseek3", include_str!("../../policies/parsers/deepseek3.yaml")),
-    ("gemma4", include_str!("../../policies/parsers/gemma4.yaml")),
-    ("glm-4.7", include_str!("../../policies/parsers/glm-4.7.yaml")),
-    ("gpt-oss", include_str!("../../policies/parsers/gpt-oss.yaml")),
-    ("laguna", include_str!("../../policies/parsers/laguna.yaml")),
-    ("mistral", include_str!("../../policies/parsers/mistral.yaml")),
-    ("nemotron-3-nano", include_str!("../../policies/parsers/nemotron-3-nano.yaml")),
-    ("plain", include_str!("../../policies/parsers/plain.yaml")),
-    ("qwen3", include_str!("../../policies/parsers/qwen3.yaml")),
-    ("qwen3.5", include_str!("../../policies/parsers/qwen3.5.yaml")),
-];
 
 /// The parser of models whose policy names none.
 pub const DEFAULT: &str = "plain";
@@ -105,11 +91,11 @@ impl Answers {
                 return Self::parse(&text).map_err(|fault| fault.in_file(&path));
             }
         }
-        match BUILT_IN.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)) {
+        match built_in_parsers().find(|(known, _)| known.eq_ignore_ascii_case(name)) {
             Some((known, text)) => Self::parse(text)
                 .map_err(|fault| fault.in_file(format!("built-in:parsers/{known}.yaml"))),
             None => {
-                let known: Vec<&str> = BUILT_IN.iter().map(|(known, _)| *known).collect();
+                let known: Vec<&str> = built_in_parsers().map(|(known, _)| known).collect();
                 Err(Fault::new(Code::AnswerParser, format!("there is no parser {name:?}")).help(
                     format!(
                         "parsers are {}; a policy folder may add parsers/{name}.yaml",

@@ -10,7 +10,9 @@ use super::ui;
 use crate::fault::{Code, Fault, Faults};
 use crate::modelfile::{Message, Modelfile, Parameters};
 use crate::plan::render;
-use crate::store::{Config, Entry, Layer, Manifest, Name, Store, Weight, media};
+use crate::store::{
+    Config, Entry, Layer, Manifest, Name, Origin, Store, TensorOrigin, Weight, media,
+};
 
 /// Show what a model is
 ///
@@ -20,7 +22,7 @@ use crate::store::{Config, Entry, Layer, Manifest, Name, Store, Weight, media};
 Examples:
   lathe show smollm2:int4
   lathe show smollm2:int4 --tensors     every tensor with its format and size
-  lathe show smollm2:int4 --quant       how much of it has which format
+  lathe show smollm2:int4 --quant       what each tensor was, what it is, and who made it
   lathe show smollm2:int4 --modelfile > Modelfile
   lathe show smollm2:int4 -o json | jq .capabilities")]
 pub struct Show {
@@ -29,7 +31,7 @@ pub struct Show {
     /// List every tensor
     #[arg(long, group = "what")]
     tensors: bool,
-    /// Sum up tensors by format
+    /// Tell of each tensor what it was, what it is, which producer quantized it and by which rule
     #[arg(long, group = "what")]
     quant: bool,
     /// Print a Modelfile that makes the same model
@@ -50,7 +52,9 @@ pub fn run(args: &Show) -> Result<(), ui::Failure> {
         (false, _, true, _) => print_tensors(&model),
         (true, _, true, _) => ui::print_json(&json!({ "tensors": model.tensors() })),
         (false, _, _, true) => print_formats(&model),
-        (true, _, _, true) => ui::print_json(&json!({ "formats": model.formats() })),
+        (true, _, _, true) => {
+            ui::print_json(&json!({ "formats": model.formats(), "tensors": model.traces() }))
+        }
         (true, ..) => ui::print_json(&model.summary()),
         (false, ..) => print_summary(&model),
     }
@@ -64,6 +68,7 @@ struct Model {
     config: Config,
     architecture: Option<String>,
     weights: Vec<Weight>,
+    origin: Option<Origin>,
     modelfile: Modelfile,
 }
 
@@ -91,7 +96,17 @@ impl Row<'_> {
     }
 }
 
-/// A row of `--quant`.
+/// A row of `--quant`: a tensor's way from the source.
+#[derive(Serialize)]
+struct Trace<'a> {
+    name: &'a str,
+    /// What it was; null for a model that another program made.
+    was: Option<&'a TensorOrigin>,
+    /// Its format now.
+    is: &'a str,
+}
+
+/// A sum of `--quant`.
 #[derive(Default, Serialize)]
 struct Sum {
     tensors: u64,
@@ -107,13 +122,23 @@ impl Model {
         let manifest = entry.manifest.clone()?;
         let config = store.config(&manifest)?;
         let weights = store.weights(&manifest)?;
+        let origin = store.origin(&manifest)?;
         let architecture = architecture(&store, &manifest);
         let modelfile = modelfile(&store, &entry.name, &manifest, &config)?;
-        Ok(Model { entry, manifest, config, architecture, weights, modelfile })
+        Ok(Model { entry, manifest, config, architecture, weights, origin, modelfile })
     }
 
     fn tensors(&self) -> Vec<Row<'_>> {
         self.weights.iter().map(Row::of).collect()
+    }
+
+    fn traces(&self) -> Vec<Trace<'_>> {
+        let was = |name: &str| self.origin.as_ref()?.tensors.get(name);
+        let trace = |w| {
+            let weight: &Weight = w;
+            Trace { name: &weight.name, was: was(&weight.name), is: weight.format_name() }
+        };
+        self.weights.iter().map(trace).collect()
     }
 
     fn formats(&self) -> IndexMap<&str, Sum> {
@@ -169,11 +194,7 @@ impl Model {
 
 /// What the model's own config says it is.
 fn architecture(store: &Store, manifest: &Manifest) -> Option<String> {
-    let bytes = store.read_blob(manifest.file("config.json")?).ok()?;
-    let config: Value = serde_json::from_slice(&bytes)
-        .ok()
-        .or_else(|| json5::from_str(std::str::from_utf8(&bytes).ok()?).ok())?;
-    crate::plan::architecture(&config).ok()
+    crate::plan::architecture(&store.model_config(manifest).ok()?).ok()
 }
 
 /// A Modelfile that makes the same model from the stored one.
@@ -227,6 +248,24 @@ fn print_tensors(model: &Model) {
 }
 
 fn print_formats(model: &Model) {
+    let mut table = ui::table(&["TENSOR", "WAS", "LAYOUT", "PRODUCER", "IS", "RULE"]);
+    let traces = model.traces();
+    for Trace { name, was, is } in &traces {
+        let told = |what: &dyn Fn(&TensorOrigin) -> String| was.map_or("?".into(), what);
+        table.add_row([
+            name.to_string(),
+            told(&|was| match was.sources {
+                0 | 1 => format!("{} {}", was.dtype, render::shape(&was.shape)),
+                n => format!("{} {} and {} more", was.dtype, render::shape(&was.shape), n - 1),
+            }),
+            told(&|was| was.layout.clone()),
+            told(&|was| was.producer.clone().unwrap_or_else(|| "-".into())),
+            is.to_string(),
+            told(&|was| was.rule.clone()),
+        ]);
+    }
+    ui::print(table);
+    ui::print("");
     let mut table = ui::table(&["FORMAT", "TENSORS", "WEIGHTS", "SIZE", "BITS/WEIGHT"]);
     for (format, sum) in model.formats() {
         table.add_row([

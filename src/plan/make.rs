@@ -545,6 +545,7 @@ impl Own<'_> {
                 None => shape.iter().product::<u64>() * dtype.bytes(),
             },
             layout: first.layout.clone(),
+            producer: first.producer.clone(),
             rule: decision.rule.clone(),
         }
     }
@@ -579,6 +580,7 @@ impl Own<'_> {
             bytes: shape.iter().product::<u64>() * first.dtype.bytes(),
             shape,
             layout: piece.members[0].layout.clone(),
+            producer: piece.members[0].producer.clone(),
             rule: rule.clone(),
         }
     }

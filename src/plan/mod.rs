@@ -146,6 +146,9 @@ pub struct Tensor {
     pub bytes: u64,
     /// The producer's layout it was recognised by.
     pub layout: Arc<str>,
+    /// The program that quantized the source, when one did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub producer: Option<Arc<str>>,
     /// The rule that decided.
     pub rule: Arc<RuleRef>,
 }

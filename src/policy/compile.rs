@@ -9,7 +9,8 @@ use indexmap::IndexMap;
 use regex::Regex;
 
 use super::expr::{BadExpr, Expr};
-use super::file::{Choice, DropRule, Globs, LetValue, Role, Rule, Scalar, StackRule};
+use super::file::{Choice, DropRule, FitRule, Globs, LetValue, Role, Rule, Scalar, StackRule};
+use super::fit::{CompiledFit, CompiledFitValue};
 use super::library::Entry;
 use super::pattern::{GlobId, Patterns, PatternsBuilder};
 use super::schedule::CompiledSchedule;
@@ -35,6 +36,8 @@ pub struct Policy {
     pub stack: Vec<CompiledStack>,
     /// What is not imported.
     pub drops: Vec<CompiledDrop>,
+    /// What must agree between a draft and its target.
+    pub fit: Vec<CompiledFit>,
     /// The values from the config.
     pub values: IndexMap<String, CompiledValue>,
     /// The schedules by name.
@@ -179,6 +182,7 @@ struct Compiler<'a> {
     rules: Vec<CompiledRule>,
     stack: Vec<CompiledStack>,
     drops: Vec<CompiledDrop>,
+    fit: Vec<CompiledFit>,
     values: IndexMap<String, CompiledValue>,
     schedules: IndexMap<String, Arc<CompiledSchedule>>,
     capabilities: IndexMap<String, Expr>,
@@ -195,6 +199,7 @@ impl<'a> Compiler<'a> {
             rules: Vec::new(),
             stack: Vec::new(),
             drops: Vec::new(),
+            fit: Vec::new(),
             values: IndexMap::new(),
             schedules: IndexMap::new(),
             capabilities: IndexMap::new(),
@@ -281,6 +286,50 @@ impl<'a> Compiler<'a> {
         for (index, rule) in entry.file.drop.iter().enumerate() {
             self.unique_id(file, "drop", index, entry.file.drop.iter().map(|rule| &rule.id));
             self.drop_rule(file, index, rule);
+        }
+        for (index, rule) in entry.file.fit.iter().enumerate() {
+            self.unique_id(file, "fit", index, entry.file.fit.iter().map(|rule| &rule.id));
+            self.fit_rule(file, index, rule);
+        }
+    }
+
+    fn fit_rule(&mut self, file: usize, index: usize, rule: &FitRule) {
+        if self.fit.iter().any(|nearer| nearer.id == rule.id) {
+            return;
+        }
+        let bad = |key: &str, message: String| {
+            self.chain[file].document.fault(Code::PolicyPattern, path!["fit", index, key], message)
+        };
+        let value =
+            |key: &str, value| CompiledFitValue::compile(value).map_err(|why| bad(key, why));
+        let unless = rule.unless.as_ref().map(|glob| match super::pattern::compile(glob) {
+            Ok(glob) => Ok(glob.compile_matcher()),
+            Err(why) => Err(bad("unless", why)),
+        });
+        let parts =
+            (value("draft", &rule.draft), value("target", &rule.target), unless.transpose());
+        let source = rule.holds.as_deref().unwrap_or("draft == target");
+        let holds = match Expr::compile(source, ["draft", "target"].into_iter()) {
+            Ok(holds) => Some(holds),
+            Err(why) => {
+                let at = path!["fit", index, "holds"];
+                self.faults.push(self.bad_expr(file, at, source, why));
+                None
+            }
+        };
+        match (parts, holds) {
+            ((Ok(draft), Ok(target), Ok(unless)), Some(holds)) => self.fit.push(CompiledFit {
+                id: rule.id.clone(),
+                draft,
+                target,
+                holds,
+                unless,
+                because: rule.because.trim().to_string(),
+            }),
+            ((draft, target, unless), _) => self
+                .faults
+                .0
+                .extend([draft.err(), target.err(), unless.err()].into_iter().flatten()),
         }
     }
 
@@ -556,6 +605,7 @@ impl<'a> Compiler<'a> {
             patterns,
             stack: self.stack,
             drops: self.drops,
+            fit: self.fit,
             values: self.values,
             schedules: self.schedules,
             capabilities: self.capabilities,

@@ -7,10 +7,11 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use cel::{Context, Program, Value};
 use indexmap::IndexMap;
+use regex::Regex;
 
 use super::schedule::CompiledSchedule;
 use crate::dtype::Dtype;
@@ -23,6 +24,12 @@ pub const MODEL_VARIABLES: [&str; 5] = ["config", "template", "role", "requested
 
 /// The functions that lathe adds to CEL's own.
 pub const FUNCTIONS: [&str; 3] = ["schedule", "is_object", "is_float"];
+
+/// The variable that a macro of CEL binds.
+static MACROS: LazyLock<Regex> = LazyLock::new(|| {
+    let pattern = r"\.\s*(?:all|exists|exists_one|map|filter)\s*\(\s*([A-Za-z_]\w*)\s*,";
+    Regex::new(pattern).expect("a valid pattern")
+});
 
 /// A compiled expression.
 pub struct Expr {
@@ -64,8 +71,17 @@ impl Expr {
             }
         })?;
         let references = program.references();
+        // CEL's macros bind a variable of their own: `list.all(x, x > 0)`.
+        let bound: Vec<&str> =
+            MACROS.captures_iter(source).filter_map(|m| Some(m.get(1)?.as_str())).collect();
         let known = || {
-            TENSOR_VARIABLES.into_iter().chain(MODEL_VARIABLES).chain(["n"]).chain(names.clone())
+            bound
+                .iter()
+                .copied()
+                .chain(TENSOR_VARIABLES)
+                .chain(MODEL_VARIABLES)
+                .chain(["n"])
+                .chain(names.clone().map(|name| -> &str { name }))
         };
         for name in references.variables() {
             if !known().any(|known| known == name) {
@@ -229,5 +245,19 @@ pub fn from_json(value: &serde_json::Value) -> Value {
                 entries.iter().map(|(key, value)| (key.clone(), from_json(value))).collect();
             Value::from(map)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_of_macros_are_known_and_others_are_not() {
+        let compile = |source: &str| Expr::compile(source, std::iter::once("taps"));
+        assert!(compile("taps.all(id, id >= 0 && id < 5)").is_ok());
+        assert!(compile("taps.filter(x, x > 1).exists(y, y == 3)").is_ok());
+        let bad = compile("taps.all(id, other > id)").unwrap_err();
+        assert_eq!(bad.message, "unknown variable `other`");
     }
 }

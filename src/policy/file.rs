@@ -50,6 +50,10 @@ pub struct PolicyFile {
     /// Tensors that are not imported.
     #[serde(default)]
     pub drop: Vec<DropRule>,
+    /// What must agree between a draft and the model that it drafts for; checked by `create`.
+    /// A rule takes the place of its parents' rule of the same id.
+    #[serde(default)]
+    pub fit: Vec<FitRule>,
     /// Whether a tensor that no rule matches is an error. Without it such a tensor stays at
     /// source precision.
     #[serde(default)]
@@ -228,6 +232,44 @@ pub struct DropRule {
     /// Why, for whoever reads the plan.
     #[serde(default)]
     pub because: String,
+}
+
+/// One thing that must agree between a draft and its target.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FitRule {
+    /// Name of the rule, unique in the file.
+    pub id: String,
+    /// The draft's value.
+    pub draft: FitValue,
+    /// The target's value, in its config.
+    pub target: FitValue,
+    /// A CEL condition over `draft` and `target`; without it the two must be equal.
+    #[serde(default)]
+    pub holds: Option<String>,
+    /// A glob: the rule is not for drafts that have such a tensor.
+    #[serde(default)]
+    pub unless: Option<String>,
+    /// Why, for whoever is refused.
+    #[serde(default)]
+    pub because: String,
+}
+
+/// Where a value for `fit` is.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum FitValue {
+    /// A path into config.json.
+    One(String),
+    /// Paths into config.json; the first that is there.
+    Many(Vec<String>),
+    /// The length of an axis of the first tensor that a glob matches.
+    Axis {
+        /// The glob.
+        tensor: String,
+        /// The axis, from 0.
+        axis: usize,
+    },
 }
 
 /// A name, or one of several by condition.

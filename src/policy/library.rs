@@ -21,6 +21,14 @@ pub fn built_in_sources() -> &'static [(&'static str, &'static str)] {
     built_in::SOURCES
 }
 
+/// The texts of the built-in parsers of answers: (name, YAML).
+pub fn built_in_parsers() -> impl Iterator<Item = (&'static str, &'static str)> {
+    built_in::PARSERS.iter().map(|&(file, text)| {
+        let name = file.strip_prefix("parsers/").and_then(|name| name.strip_suffix(".yaml"));
+        (name.unwrap_or(file), text)
+    })
+}
+
 /// A policy file that has been read.
 #[derive(Debug)]
 pub struct Entry {

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::compile::{CompiledRule, Policy, Rung, Section};
 use super::expr::{Expr, Scope, TensorView};
-use super::file::{LetValue, PolicyFile, Rule};
+use super::file::{FitValue, LetValue, PolicyFile, Rule};
 use super::library::{Entry, Library};
 use super::text::Step;
 use crate::dtype::Dtype;
@@ -300,6 +300,18 @@ impl Linter<'_> {
                     false => path!["let", name.as_str(), index].to_vec(),
                 };
                 self.config_path(&place, path, &known);
+            }
+        }
+        for (index, rule) in entry.file.fit.iter().enumerate() {
+            for (key, value) in [("draft", &rule.draft), ("target", &rule.target)] {
+                let paths = match value {
+                    FitValue::One(path) => std::slice::from_ref(path),
+                    FitValue::Many(paths) => paths,
+                    FitValue::Axis { .. } => &[],
+                };
+                for path in paths {
+                    self.config_path(path!["fit", index, key], path, &known);
+                }
             }
         }
         for (at, text) in expressions(&entry.file).collect::<Vec<_>>() {

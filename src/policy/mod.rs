@@ -7,6 +7,7 @@ pub mod compile;
 pub mod decide;
 pub mod expr;
 pub mod file;
+pub mod fit;
 pub mod library;
 pub mod lint;
 pub mod parsers;

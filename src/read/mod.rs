@@ -111,6 +111,14 @@ impl TensorInfo {
     }
 }
 
+/// Reads JSON as leniently as that of model folders.
+///
+/// # Errors
+/// Not JSON even leniently; the fault points at the place.
+pub fn parse_json<T: serde::de::DeserializeOwned>(name: &str, text: String) -> Result<T, Fault> {
+    lenient::parse(name, text, &mut Vec::new())
+}
+
 /// Reads a model folder, or an inventory file that describes one.
 ///
 /// # Errors

@@ -17,6 +17,8 @@ pub mod media {
     pub const JSON: &str = "application/vnd.ollama.image.json";
     /// Another file that the runtime needs. Ollama passes over it.
     pub const FILE: &str = "application/vnd.lathe.image.file";
+    /// Where each tensor came from, [`super::Origin`]. Ollama passes over it.
+    pub const ORIGIN: &str = "application/vnd.lathe.image.origin";
     /// `TEMPLATE` of a Modelfile.
     pub const TEMPLATE: &str = "application/vnd.ollama.image.template";
     /// `SYSTEM` of a Modelfile.

@@ -14,6 +14,7 @@ mod digest;
 mod lock;
 mod manifest;
 mod name;
+mod origin;
 mod stage;
 mod sweep;
 mod tensors;
@@ -27,6 +28,7 @@ use std::time::SystemTime;
 pub use digest::Digest;
 pub use manifest::{Config, Layer, Manifest, media};
 pub use name::{DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, Name};
+pub use origin::{Origin, TensorOrigin};
 pub use stage::{Blob, Committed, Staged, Writer};
 pub use sweep::{Garbage, Removed};
 pub use tensors::{COMPANIONS, StoredTensor, Weight};
@@ -34,6 +36,7 @@ pub use verify::{BadBlob, Damage, Verified};
 
 use crate::fault::{Code, Fault};
 use crate::format::nearest;
+use crate::read::CONFIG;
 
 /// Variable that names the store when the command line does not.
 pub const STORE_VARIABLE: &str = "LATHE_STORE";
@@ -107,6 +110,28 @@ impl Store {
         let bytes = self.read_blob(&manifest.config)?;
         serde_json::from_slice(&bytes).map_err(|error| {
             let what = format!("config blob {} is damaged: {error}", manifest.config.digest);
+            Fault::new(Code::CorruptBlob, what).help(CREATE_AGAIN)
+        })
+    }
+
+    /// The `config.json` of a model's folder.
+    pub fn model_config(&self, manifest: &Manifest) -> Result<serde_json::Value, Fault> {
+        let layer = manifest.file(CONFIG).ok_or_else(|| {
+            Fault::new(Code::NoConfig, format!("the model has no {CONFIG}")).help(CREATE_AGAIN)
+        })?;
+        let text = String::from_utf8_lossy(&self.read_blob(layer)?).into_owned();
+        crate::read::parse_json(CONFIG, text)
+    }
+
+    /// Where a model's tensors came from; `None` for one that another program made.
+    pub fn origin(&self, manifest: &Manifest) -> Result<Option<Origin>, Fault> {
+        manifest.of_type(media::ORIGIN).next().map(|layer| self.origin_in(layer)).transpose()
+    }
+
+    /// The origin in a blob.
+    pub fn origin_in(&self, layer: &Layer) -> Result<Origin, Fault> {
+        serde_json::from_slice(&self.read_blob(layer)?).map_err(|error| {
+            let what = format!("origin blob {} is damaged: {error}", layer.digest);
             Fault::new(Code::CorruptBlob, what).help(CREATE_AGAIN)
         })
     }

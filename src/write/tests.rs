@@ -131,6 +131,7 @@ fn planned(from: &[&Raw], name: &str, ops: Vec<Op>, dtype: Dtype, shape: &[u64])
         shape: shape.to_vec(),
         bytes,
         layout: "float".into(),
+        producer: None,
         rule: Arc::new(RuleRef {
             id: "test".into(),
             file: "test".into(),

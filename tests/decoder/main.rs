@@ -48,7 +48,7 @@ fn config(folder: &Path) -> Value {
 }
 
 fn case(folder: &Path) -> Case {
-    let source = Folder::open(folder).unwrap();
+    let source = Folder::open(folder, "experts").unwrap();
     let config = config(folder);
     let model = match load(&source, &decoder(&config), &config, CPU) {
         Ok(model) => model,
@@ -239,7 +239,7 @@ fn tiny_models_of_a_folder_match_transformers() {
 #[test]
 fn a_description_that_does_not_fit_is_refused_with_all_its_faults() {
     let folder = here().join("models/llama");
-    let source = Folder::open(&folder).unwrap();
+    let source = Folder::open(&folder, "experts").unwrap();
     let mut config = config(&folder);
     let mut decoder = decoder(&config);
     config["num_attention_heads"] = 8.into();
@@ -268,7 +268,8 @@ fn rates_of_a_folder() {
     let folder = Path::new(&folder);
     let config = config(folder);
     let start = std::time::Instant::now();
-    let model = load(&Folder::open(folder).unwrap(), &decoder(&config), &config, CPU).unwrap();
+    let model =
+        load(&Folder::open(folder, "experts").unwrap(), &decoder(&config), &config, CPU).unwrap();
     println!("load: {:.2} s", start.elapsed().as_secs_f64());
     let ids: Vec<u32> = (0..475).map(|i| 1000 + i * 37 % 20000).collect();
     let mut cache = model.new_cache();

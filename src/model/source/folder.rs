@@ -12,9 +12,6 @@ use super::file::File;
 use super::{TensorSource, Weight};
 use crate::fault::{Code, Fault, Faults};
 
-/// The segment under which single experts stand, by number.
-const EXPERTS: &str = "experts";
-
 /// A folder of safetensors files.
 pub struct Folder {
     files: Vec<File>,
@@ -28,8 +25,9 @@ enum Place {
 }
 
 impl Folder {
-    /// Opens all `model*.safetensors` of a folder.
-    pub fn open(folder: &Path) -> Result<Folder, Faults> {
+    /// Opens all `model*.safetensors` of a folder; `experts` is the segment of names under which
+    /// single experts stand by number.
+    pub fn open(folder: &Path, experts: &str) -> Result<Folder, Faults> {
         let entries = std::fs::read_dir(folder)
             .map_err(|error| Faults::from(Fault::io("list", folder, &error)))?;
         let mut paths: Vec<PathBuf> = entries
@@ -54,7 +52,7 @@ impl Folder {
         let mut tensors = HashMap::new();
         for (index, file) in files.iter().enumerate() {
             for name in file.names() {
-                let Some((group, expert, rest)) = expert_of(name) else {
+                let Some((group, expert, rest)) = expert_of(name, experts) else {
                     tensors.insert(name.clone(), Place::In(index));
                     continue;
                 };
@@ -70,10 +68,10 @@ impl Folder {
     }
 }
 
-/// `….experts.3.rest` as (`….experts`, 3, `rest`).
-fn expert_of(name: &str) -> Option<(String, u32, String)> {
+/// `….{group}.3.rest` as (`….{group}`, 3, `rest`).
+fn expert_of(name: &str, group: &str) -> Option<(String, u32, String)> {
     let segments: Vec<&str> = name.split('.').collect();
-    let at = segments.iter().position(|segment| *segment == EXPERTS)?;
+    let at = segments.iter().position(|segment| *segment == group)?;
     let expert = segments.get(at + 1)?.parse().ok()?;
     Some((segments[..=at].join("."), expert, segments[at + 2..].join(".")))
 }
