@@ -32,7 +32,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help setup model build demo test reference lint bench install bindings clean
+.PHONY: help setup model build demo test reference picture lint bench install bindings clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -80,6 +80,11 @@ test: setup model ## run all tests, those against other programs too
 reference: setup model ## compare with the real mlx and mlx_lm
 	cargo build
 	$(VENV) -m unittest discover --start-directory tests/reference --verbose
+
+picture: setup model ## look at the picture of a plan in headless Chromium (screenshots in target/picture)
+	@command -v chromium > /dev/null || command -v google-chrome > /dev/null || scripts/system.sh chromium
+	cargo build
+	SCREENSHOTS=$(TARGET)/picture $(VENV) -m unittest discover --start-directory tests/reference --pattern test_picture.py --verbose
 
 lint: | .mlx/$(MLX_BACKEND)/.done ## check formatting, lints and what is generated
 	cargo fmt --all --check

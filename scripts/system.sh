@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs what lathe's build and checks need of the system, if it is lacking: a C++ compiler, and
-# Python 3 with venv and pip. Asks for nothing that is there.
+# Python 3 with venv and pip. Asks for nothing that is there. Arguments are further packages.
 set -u
-lacking=
+lacking=${1:+ $*}
 command -v c++ > /dev/null || lacking="$lacking g++"
 python3 -c 'import sys; assert sys.version_info >= (3, 10)' 2> /dev/null || lacking="$lacking python3"
 python3 -c 'import ensurepip, venv' 2> /dev/null || lacking="$lacking python3-venv"
