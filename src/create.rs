@@ -4,7 +4,7 @@
 //! [`Prepared::write`] executes the plan and puts the model into the store.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use crate::fault::{Code, Fault, Faults, Text};
 use crate::modelfile::{Modelfile, Parameters, Spanned};
@@ -343,9 +343,8 @@ impl Prepared {
         store: &Store,
         options: &write::Options,
     ) -> Result<Created, Faults> {
-        // A model that is made again needs no space; should it, writing fails cleanly.
-        if let (Some(plan), false) = (&self.plan, store.contains(name)?) {
-            store.require_space(write::space(plan)?)?;
+        if let Some(plan) = &self.plan {
+            self.require_space(plan, store, options.jobs)?;
         }
         let writer = store.writer()?;
         let layers = self.layers(&writer, options).map_err(|faults| kept(faults, &writer))?;
@@ -362,6 +361,28 @@ impl Prepared {
             new_bytes: done.new_bytes,
             unchanged: done.unchanged,
         })
+    }
+
+    /// A fault when the disk has no room for what the store has not got yet.
+    fn require_space(&self, plan: &Plan, store: &Store, jobs: usize) -> Result<(), Faults> {
+        let most = write::space(plan)?;
+        if store.free_space().is_none_or(|free| free >= most) {
+            return Ok(());
+        }
+        let (target, draft) = self.folders();
+        let stored = store.blobs_by_size()?;
+        Ok(store.require_space(write::space_beyond(plan, target, draft, &stored, jobs)?)?)
+    }
+
+    /// The folders that are read from: the model's (without anything when it is a stored one), and
+    /// the draft's.
+    fn folders(&self) -> (&Inventory, Option<&Inventory>) {
+        static NOTHING: LazyLock<Inventory> = LazyLock::new(Inventory::default);
+        let target = match &self.base {
+            Base::Folder(inventory) => inventory,
+            Base::Stored { .. } => &NOTHING,
+        };
+        (target, self.draft.as_ref())
     }
 
     /// All layers: the base's, the plan's, the Modelfile's.
@@ -403,12 +424,8 @@ impl Prepared {
         writer: &Writer,
         options: &write::Options,
     ) -> Result<Vec<Layer>, Faults> {
-        let nothing = Inventory::default();
-        let target = match &self.base {
-            Base::Folder(inventory) => inventory,
-            Base::Stored { .. } => &nothing,
-        };
-        let folders = [Some(target), self.draft.as_ref()];
+        let (target, draft) = self.folders();
+        let folders = [Some(target), draft];
         if let Some(described) = folders.into_iter().flatten().find(|folder| !folder.has_weights())
         {
             let what = format!("{} only describes a model", described.dir.display());
@@ -416,7 +433,7 @@ impl Prepared {
                 .help("it can be planned with --dry-run; to create a model, give its folder")
                 .into());
         }
-        let outcome = write::execute(plan, target, self.draft.as_ref(), writer, options)?;
+        let outcome = write::execute(plan, target, draft, writer, options)?;
         let blobs = plan.blobs.iter().map(|blob| (&blob.media_type, &blob.name));
         let files = plan.files.iter().map(|file| (&file.media_type, &file.name));
         let made = outcome.blobs.iter().chain(&outcome.files);

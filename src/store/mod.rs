@@ -15,6 +15,7 @@ mod lock;
 mod manifest;
 mod name;
 mod origin;
+mod space;
 mod stage;
 mod sweep;
 mod tensors;

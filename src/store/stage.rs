@@ -103,40 +103,6 @@ impl Store {
             _lock: lock,
         })
     }
-
-    /// Bytes free for this user on the disk of the store; `None` where the system does not tell.
-    pub fn free_space(&self) -> Option<u64> {
-        // The store itself may not exist yet; the nearest parent that does is on the same disk.
-        let absolute = std::path::absolute(self.blobs_dir()).ok()?;
-        absolute.ancestors().find(|dir| dir.exists()).and_then(free_space)
-    }
-
-    /// A fault when the disk has less than `bytes` free.
-    pub fn require_space(&self, bytes: u64) -> Result<(), Fault> {
-        match self.free_space() {
-            Some(free) if free < bytes => {
-                let what = format!(
-                    "{} needs {bytes} bytes more, and its disk has {free} free",
-                    self.dir.display()
-                );
-                Err(Fault::new(Code::NoSpace, what).help(
-                    "free some space (`lathe gc`, `lathe rm`), or name another store with --store",
-                ))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-#[cfg(unix)]
-fn free_space(dir: &Path) -> Option<u64> {
-    let stat = rustix::fs::statvfs(dir).ok()?;
-    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
-}
-
-#[cfg(not(unix))]
-fn free_space(_dir: &Path) -> Option<u64> {
-    None
 }
 
 impl Writer {
@@ -374,4 +340,30 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
 #[cfg(not(unix))]
 fn sync_dir(_dir: &Path) -> io::Result<()> {
     Ok(()) // Windows has no such call, and its renames are journaled
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A long work that is cut short has not been done in vain.
+    #[test]
+    fn finished_blobs_are_put_in_place_now_and_then_and_outlive_their_writer() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(Some(dir.path())).unwrap();
+        let writer = store.writer().unwrap();
+        let early = writer.add(b"early").unwrap();
+        assert_eq!(writer.kept(), (0, 0), "it is not time yet");
+        *writer.checkpoint.lock().unwrap() -= CHECKPOINT;
+        let late = writer.add(b"late!!").unwrap();
+        let after = writer.add(b"after").unwrap();
+        assert_eq!(writer.kept(), (2, 11));
+        drop(writer);
+        let there = |blob: &Blob| store.blob_path(&blob.digest).exists();
+        assert!(there(&early) && there(&late) && !there(&after));
+        let again = store.writer().unwrap();
+        assert!(!again.add(b"early").unwrap().new, "the next writer finds it");
+        drop(again);
+        assert_eq!(store.gc(false).unwrap().blobs.len(), 2);
+    }
 }

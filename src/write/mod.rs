@@ -16,6 +16,7 @@ mod layout;
 mod pool;
 mod recipe;
 mod source;
+mod space;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -27,6 +28,7 @@ use crate::plan::{File, Plan};
 use crate::read::Inventory;
 
 pub use source::Sources;
+pub use space::{space, space_beyond};
 
 /// How to execute a plan.
 pub struct Options<'a> {
@@ -108,12 +110,6 @@ pub struct Outcome {
     pub files: Vec<Made>,
     /// How long it took.
     pub elapsed: Duration,
-}
-
-/// Bytes that the plan's blobs and files take in the store when it has none of them.
-pub fn space(plan: &Plan) -> Result<u64, Fault> {
-    let files: u64 = plan.files.iter().map(|file| file.bytes).sum();
-    plan.blobs.iter().try_fold(files, |sum, blob| Ok(sum + layout::size(blob)?))
 }
 
 /// Executes a plan for the folders `target` (and `draft`).

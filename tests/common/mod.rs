@@ -48,22 +48,60 @@ impl Sandbox {
         self.path(name)
     }
 
+    /// A llama of eight layers and 44 MB of noise: it takes a while, so that things can happen
+    /// meanwhile.
+    pub fn larger_model(&self, name: &str) -> PathBuf {
+        let mut config = config();
+        for (key, value) in
+            [("num_hidden_layers", 8), ("hidden_size", 512), ("intermediate_size", 1024)]
+        {
+            config[key] = value.into();
+        }
+        self.file(&format!("{name}/config.json"), config.to_string());
+        self.file(&format!("{name}/tokenizer.json"), "{}");
+        let mut tensors = vec![("model.embed_tokens.weight".to_string(), vec![8192, 512])];
+        for layer in 0..8 {
+            for (name, shape) in [
+                ("self_attn.q_proj", vec![512, 512]),
+                ("self_attn.k_proj", vec![128, 512]),
+                ("self_attn.v_proj", vec![128, 512]),
+                ("self_attn.o_proj", vec![512, 512]),
+                ("mlp.gate_proj", vec![1024, 512]),
+                ("mlp.up_proj", vec![1024, 512]),
+                ("mlp.down_proj", vec![512, 1024]),
+            ] {
+                tensors.push((format!("model.layers.{layer}.{name}.weight"), shape));
+            }
+        }
+        let mut state = 1u32;
+        let file = safetensors_of(&tensors, |_, _| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            // Between 2^-8 and 1, of either sign.
+            ((state >> 16) & 0x8000) as u16 | (0x3b80 + ((state >> 20) & 0x3ff) as u16)
+        });
+        self.file(&format!("{name}/model.safetensors"), file);
+        self.path(name)
+    }
+
+    /// The command `lathe` in the sandbox, with the sandbox's own store, to be run in any way.
+    pub fn command(&self, args: &[&str]) -> std::process::Command {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_lathe"));
+        command
+            .current_dir(self.dir.path())
+            .env("LATHE_STORE", self.path("store"))
+            .env("XDG_CONFIG_HOME", self.path("config"))
+            .env("NO_COLOR", "1")
+            .args(args);
+        command
+    }
+
     /// Runs lathe in the sandbox, with the sandbox's own store.
     pub fn lathe(&self, args: &[&str]) -> Outcome {
         self.lathe_with(args, "")
     }
 
     pub fn lathe_with(&self, args: &[&str], stdin: &str) -> Outcome {
-        let output = Command::cargo_bin("lathe")
-            .unwrap()
-            .current_dir(self.dir.path())
-            .env("LATHE_STORE", self.path("store"))
-            .env("XDG_CONFIG_HOME", self.path("config"))
-            .env("NO_COLOR", "1")
-            .args(args)
-            .write_stdin(stdin)
-            .output()
-            .unwrap();
+        let output = Command::from_std(self.command(args)).write_stdin(stdin).output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         Outcome {
             code: output.status.code().unwrap(),
@@ -151,16 +189,26 @@ pub fn llama_tensors() -> Vec<(String, Vec<usize>)> {
     tensors
 }
 
-/// A safetensors file of these BF16 tensors.
+/// A safetensors file of these BF16 tensors, in a pattern.
 pub fn safetensors(tensors: &[(String, Vec<usize>)]) -> Vec<u8> {
+    safetensors_of(tensors, |name, i| {
+        // A pattern that differs from tensor to tensor and has both signs.
+        let value = ((i * 37 + name.len() * 11) % 101) as f32 / 50.0 - 1.0;
+        (value.to_bits() >> 16) as u16
+    })
+}
+
+/// A safetensors file of these BF16 tensors, each element's bits from its tensor's name and index.
+fn safetensors_of(
+    tensors: &[(String, Vec<usize>)],
+    mut bits: impl FnMut(&str, usize) -> u16,
+) -> Vec<u8> {
     let mut header = Map::new();
     let mut data = Vec::new();
     for (name, shape) in tensors {
         let begin = data.len();
         for i in 0..shape.iter().product::<usize>() {
-            // A pattern that differs from tensor to tensor and has both signs.
-            let value = ((i * 37 + name.len() * 11) % 101) as f32 / 50.0 - 1.0;
-            data.extend_from_slice(&value.to_bits().to_le_bytes()[2..]);
+            data.extend_from_slice(&bits(name, i).to_le_bytes());
         }
         header.insert(
             name.clone(),
@@ -168,8 +216,5 @@ pub fn safetensors(tensors: &[(String, Vec<usize>)]) -> Vec<u8> {
         );
     }
     let header = Value::Object(header).to_string();
-    let mut file = (header.len() as u64).to_le_bytes().to_vec();
-    file.extend(header.as_bytes());
-    file.extend(data);
-    file
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat()
 }
