@@ -283,5 +283,5 @@ fn say_created(report: &Report) {
         let new = ui::bytes(*new_bytes);
         ui::print(format_args!("{made}: {new} in {new_blobs} new blobs"));
     }
-    ui::print(format_args!("look at it: lathe show {name}"));
+    ui::print(format_args!("run it: lathe run {name}"));
 }
