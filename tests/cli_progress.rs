@@ -30,7 +30,7 @@ fn scripts_get_events_one_a_line_and_the_result_last() {
     assert_eq!(result["warnings"], json!([]));
     assert!(result["seconds"].as_f64().unwrap() > 0.0);
     let new = named("blob").filter(|event| event["new"] == true).count();
-    assert_eq!(result["new_blobs"], new + 1, "and the config blob");
+    assert_eq!(result["new_blobs"], new + 2, "and the config and the origin");
 }
 
 #[test]
