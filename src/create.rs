@@ -177,7 +177,7 @@ pub fn prepare(recipe: Recipe, settings: &Settings, store: &Store) -> Result<Pre
         .as_deref()
         .and_then(|dir| faults.absorb(Stock::read(dir, Role::Draft, &library)));
     let modelfile = recipe.modelfile;
-    let options = plan::Options {
+    let mut options = plan::Options {
         request: settings.request.clone(),
         overrides: overrides(&modelfile),
         strict: settings.strict,
@@ -190,9 +190,16 @@ pub fn prepare(recipe: Recipe, settings: &Settings, store: &Store) -> Result<Pre
                 faults.absorb(draft.fits(&target.inventory.config));
             }
             let draft_stock = draft.as_ref().map(Stock::lend);
-            let plan = match &settings.plan {
-                Some(file) => given_plan(file, &target.inventory, draft.as_ref()),
-                None => plan::plan(target.lend(), draft_stock, &options),
+            let given = settings.plan.as_deref().map(given_plan).transpose()?;
+            if let Some(given) = &given {
+                options.request = given.request.clone();
+            }
+            let fresh = plan::plan(target.lend(), draft_stock, &options);
+            let plan = match (given, &settings.plan) {
+                (Some(given), Some(file)) => {
+                    fresh.and_then(|fresh| plan::check(given, fresh, &file.display().to_string()))
+                }
+                _ => fresh,
             };
             let (Some(plan), true) = (faults.absorb(plan), faults.0.is_empty()) else {
                 return Err(faults);
@@ -296,12 +303,14 @@ fn overrides(modelfile: &Modelfile) -> plan::Overrides {
     }
 }
 
-/// A plan from a file, checked against these folders as they are now.
-fn given_plan(file: &Path, target: &Inventory, draft: Option<&Stock>) -> Result<Plan, Faults> {
-    let text =
-        std::fs::read_to_string(file).map_err(|error| Fault::io("read the plan", file, &error))?;
-    let plan = plan::render::parse(&file.display().to_string(), &text)?;
-    plan::check(plan, target, draft.map(|draft| &draft.inventory))
+/// A plan from a file; `-` is standard input.
+fn given_plan(file: &Path) -> Result<Plan, Faults> {
+    let text = match file == Path::new("-") {
+        true => std::io::read_to_string(std::io::stdin()),
+        false => std::fs::read_to_string(file),
+    };
+    let text = text.map_err(|error| Fault::io("read the plan", file, &error))?;
+    Ok(plan::render::parse(&file.display().to_string(), &text)?)
 }
 
 /// A model that has been created.

@@ -8,7 +8,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use miette::{Diagnostic, LabeledSpan, NamedSource, Severity, SourceCode, SourceSpan};
+use miette::{
+    Diagnostic, LabeledSpan, MietteError, MietteSpanContents, Severity, SourceCode, SourceSpan,
+    SpanContents,
+};
 use serde::Serialize;
 
 macro_rules! codes {
@@ -107,6 +110,8 @@ codes! {
     NoChatTemplate = "no-chat-template",
     /// A rule matched no tensor of the model.
     DeadRule = "dead-rule",
+    /// An edited plan gives a tensor another format than the policy.
+    Edited = "edited",
     /// Only the catch-all rule reached the tensor.
     CatchAll = "catch-all",
     // command line, Modelfile, store
@@ -176,6 +181,59 @@ impl Text {
         let line = before.matches('\n').count() + 1;
         let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
         (line, column)
+    }
+}
+
+impl Text {
+    /// Byte offset of a line and column, both from 1, the column in characters.
+    pub fn offset(&self, line: usize, column: usize) -> usize {
+        let lines = self.body.split_inclusive('\n').take(line.saturating_sub(1));
+        let start: usize = lines.map(str::len).sum();
+        let rest = &self.body[start..];
+        start + rest.char_indices().nth(column.saturating_sub(1)).map_or(rest.len(), |(at, _)| at)
+    }
+}
+
+/// Longer lines are shown in part: a JSON file may be one line.
+const LONGEST_LINE: usize = 200;
+
+/// The lines around a span, under the text's own name.
+impl SourceCode for Text {
+    fn read_span<'a>(
+        &'a self,
+        span: &SourceSpan,
+        before: usize,
+        after: usize,
+    ) -> Result<Box<dyn SpanContents<'a> + 'a>, MietteError> {
+        let found = self.body.read_span(span, before, after)?;
+        let widest = found.data().split(|&byte| byte == b'\n').map(<[u8]>::len).max();
+        if widest.unwrap_or(0) <= LONGEST_LINE {
+            let (data, lines) = (found.data(), found.line_count());
+            let (line, column) = (found.line(), found.column());
+            let shown = *found.span();
+            let name = self.name.clone();
+            return Ok(Box::new(MietteSpanContents::new_named(
+                name, data, shown, line, column, lines,
+            )));
+        }
+        let line_start =
+            self.body[..floor_char(&self.body, span.offset())].rfind('\n').map_or(0, |at| at + 1);
+        let start =
+            floor_char(&self.body, span.offset().saturating_sub(LONGEST_LINE / 2).max(line_start));
+        let rest = &self.body[start..];
+        let end = start + rest.find('\n').unwrap_or(rest.len());
+        let end = floor_char(&self.body, end.min(span.offset() + LONGEST_LINE / 2)).max(start);
+        let line = self.line_column(start).0 - 1;
+        let data = &self.body.as_bytes()[start..end];
+        let shown = SourceSpan::new(start.into(), end - start);
+        Ok(Box::new(MietteSpanContents::new_named(
+            self.name.clone(),
+            data,
+            shown,
+            line,
+            start - line_start,
+            1,
+        )))
     }
 }
 
@@ -305,7 +363,7 @@ impl Diagnostic for Fault {
     }
 
     fn source_code(&self) -> Option<&dyn SourceCode> {
-        self.place.as_ref().map(|place| &place.text.body as &dyn SourceCode)
+        self.place.as_ref().map(|place| &*place.text as &dyn SourceCode)
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
@@ -316,13 +374,9 @@ impl Diagnostic for Fault {
     }
 }
 
-/// A fault together with the named text it points into, as miette wants it for display.
+/// A fault as miette displays it.
 pub fn report(fault: Fault) -> miette::Report {
-    match fault.place.clone() {
-        None => miette::Report::new(fault),
-        Some(place) => miette::Report::new(fault)
-            .with_source_code(NamedSource::new(place.text.name.clone(), place.text.body.clone())),
-    }
+    miette::Report::new(fault)
 }
 
 /// One fault or more, found at once.

@@ -140,7 +140,8 @@ pub struct Formats {
 #[serde(transparent)]
 pub struct FormatsFile(pub IndexMap<String, Format>);
 
-const BUILT_IN: &str = include_str!("../policies/formats.toml");
+/// The text of the table of formats that is compiled in.
+pub const BUILT_IN: &str = include_str!("../policies/formats.toml");
 
 impl Formats {
     /// The table that is compiled in.

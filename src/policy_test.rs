@@ -109,15 +109,28 @@ pub fn run(library: &Library, path: &Path, update: bool) -> Result<Report, Fault
     let mut report = Report::default();
     let mut snapshot = String::new();
     for case in &tests.cases {
+        let of_case = |faults: Faults| {
+            let file = path.display();
+            let named = |fault: Fault| match fault.place {
+                Some(_) => fault,
+                None => Fault {
+                    message: format!("{file}, case {:?}: {fault}", case.name),
+                    file: None,
+                    tensor: None,
+                    ..fault
+                },
+            };
+            Faults(faults.0.into_iter().map(named).collect())
+        };
         let inventory = inventory(case, path)?;
-        let prepared =
-            prepare::with_policy(inventory, case.role, library, tests.policy.as_deref())?;
+        let prepared = prepare::with_policy(inventory, case.role, library, tests.policy.as_deref())
+            .map_err(of_case)?;
         for (request, expected) in &case.expect {
-            let plan = plan_for(&prepared, case.role, request)?;
+            let plan = plan_for(&prepared, case.role, request).map_err(of_case)?;
             compare(case, request, expected, &plan, &mut report);
         }
         for request in &case.snapshot {
-            let plan = plan_for(&prepared, case.role, request)?;
+            let plan = plan_for(&prepared, case.role, request).map_err(of_case)?;
             snapshot.push_str(&listing(case, request, &plan));
         }
         if let Some(expected) = &case.capabilities {
@@ -226,6 +239,16 @@ fn compare_snapshot(
         report.updated = true;
         return Ok(());
     }
+    if kept.is_empty() {
+        report.failures.push(Failure {
+            case: "snapshot".into(),
+            request: "all".into(),
+            tensor: None,
+            expected: format!("{}", path.display()),
+            found: "no such file yet: `lathe policy test --update` writes it".into(),
+        });
+        return Ok(());
+    }
     let (old, new) = (sections(&kept), sections(now));
     for (section, lines) in &new {
         for (tensor, found) in lines {
@@ -239,7 +262,12 @@ fn compare_snapshot(
     for (section, lines) in &old {
         for (tensor, expected) in lines {
             if !new.get(section).is_some_and(|lines| lines.contains_key(tensor)) {
-                report.failures.push(difference(section, tensor, expected, "no such tensor"));
+                report.failures.push(difference(
+                    section,
+                    tensor,
+                    expected,
+                    "no such tensor, case or request any more",
+                ));
             }
         }
     }

@@ -78,6 +78,24 @@ pub fn propose(name: &str, inventory: Inventory, library: &Library) -> Result<Pr
             ));
         }
     }
+    let stacks = unstacked(&kinds);
+    if !stacks.is_empty() {
+        let _ =
+            writeln!(text, "\n# Tensors of single experts, which no rule of base stacks.\nstack:");
+        for group in &stacks {
+            let id = group.rsplit('.').next().unwrap_or(group);
+            let pattern = group.replace('.', r"\.");
+            let _ = writeln!(text, "  - id: stack-{}", id.replace('_', "-"));
+            let _ = writeln!(
+                text,
+                r"    match: '(?<group>.*\.{pattern})\.(?<index>\d+)\.(?<name>[^.]+\.(?:weight|bias))'"
+            );
+            let _ = writeln!(text, "    into: \"{{group}}.{{name}}\"\n    blob: \"{{group}}\"");
+            let _ =
+                writeln!(text, "    because: one stacked tensor is what gathered products take");
+            questions.push(format!("{group}: are these experts, to be stacked by number?"));
+        }
+    }
     let _ = writeln!(text, "\n# What base does with the other kinds of tensors, for int4:");
     for kind in kinds.iter().filter(|kind| kind.rule != "other") {
         let _ = writeln!(text, "#   {:<9} {:<18} {}", kind.format, kind.rule, describe(kind));
@@ -160,6 +178,21 @@ fn glob(name: &str) -> String {
     }
 }
 
+/// What numbered modules inside of layers hang on: `**.moe.experts.*.w1.weight` gives `moe.experts`.
+fn unstacked(kinds: &[Kind]) -> Vec<String> {
+    let mut groups: Vec<String> = Vec::new();
+    for kind in kinds {
+        let inside = kind.glob.strip_prefix("**.").and_then(|name| name.split_once(".*."));
+        if let Some((group, rest)) = inside
+            && rest.split('.').count() == 2
+            && !groups.iter().any(|known| known == group)
+        {
+            groups.push(group.to_string());
+        }
+    }
+    groups
+}
+
 fn describe(kind: &Kind) -> String {
     let mut shapes: Vec<String> = kind.shapes.iter().take(3).map(|s| render::shape(s)).collect();
     if kind.shapes.len() > 3 {
@@ -178,5 +211,23 @@ mod tests {
         assert_eq!(glob("model.layers.3.mlp.up_proj.weight"), "**.mlp.up_proj.weight");
         assert_eq!(glob("model.norm.weight"), "model.norm.weight");
         assert_eq!(glob("h.3.attn.c_attn.weight"), "h.*.attn.c_attn.weight");
+    }
+
+    #[test]
+    fn numbered_modules_inside_of_layers_are_offered_to_be_stacked() {
+        let kind = |name: &str| Kind {
+            glob: glob(name),
+            count: 1,
+            shapes: Vec::new(),
+            rule: "other".into(),
+            format: "int4".into(),
+            weights: 1,
+        };
+        let kinds = [
+            kind("model.layers.0.moe.experts.3.w1.weight"),
+            kind("model.layers.0.moe.experts.3.w2.weight"),
+            kind("model.layers.0.mlp.up.weight"),
+        ];
+        assert_eq!(unstacked(&kinds), ["moe.experts"]);
     }
 }

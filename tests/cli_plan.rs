@@ -152,3 +152,150 @@ fn wrong_usage_is_told_as_json_where_json_is_asked_for() {
     }
     assert_eq!(sandbox.lathe(&["list", "--nonsense"]).stdout, "");
 }
+
+/// The plan of the tiny llama for int4, changed by `edit`, given back.
+fn edited(edit: impl Fn(&mut Value)) -> (Sandbox, common::Outcome) {
+    let sandbox = Sandbox::new();
+    sandbox.model("model");
+    let args = ["create", "m", "model", "-q", "int4", "--dry-run", "-o", "json"];
+    let mut plan = sandbox.lathe(&args).json();
+    edit(&mut plan);
+    sandbox.file("plan.json", plan.to_string());
+    let outcome = sandbox.lathe(&["create", "m", "model", "--plan", "plan.json"]);
+    (sandbox, outcome)
+}
+
+/// The tensor of that name in a plan.
+fn tensor<'p>(plan: &'p mut Value, name: &str) -> &'p mut Value {
+    let blobs = plan["blobs"].as_array_mut().unwrap();
+    let blob = blobs.iter_mut().find(|blob| blob["name"] == name).unwrap();
+    &mut blob["tensors"][0]
+}
+
+const UP: &str = "model.layers.0.mlp.up_proj.weight";
+
+#[test]
+fn a_format_can_be_edited_in_a_plan_and_the_model_tells_so() {
+    let operation = |plan: &mut Value| tensor(plan, UP)["ops"][0]["format"] = json!("mxfp8");
+    let both = |plan: &mut Value| {
+        tensor(plan, UP)["format"] = json!("mxfp8");
+        tensor(plan, UP)["ops"][0]["format"] = json!("mxfp8");
+    };
+    let edits: [&dyn Fn(&mut Value); 3] =
+        [&|plan| tensor(plan, UP)["format"] = json!("mxfp8"), &operation, &both];
+    for edit in edits {
+        let (sandbox, outcome) = edited(edit);
+        outcome.ok();
+        let shown = sandbox.lathe(&["show", "m", "--quant", "-o", "json"]).json();
+        let row = shown["tensors"].as_array().unwrap().iter().find(|t| t["name"] == UP).unwrap();
+        assert_eq!((&row["is"], &row["was"]["rule"]), (&json!("mxfp8"), &json!("edited")));
+        let diff = ["plan", "diff", "plan.json", "model@int4", "-o", "json"];
+        assert_eq!(sandbox.lathe(&diff).json()["changed"].as_array().unwrap().len(), 1);
+    }
+}
+
+#[test]
+fn what_is_not_to_be_edited_in_a_plan_is_refused() {
+    let edits: [(&str, &dyn Fn(&mut Value)); 7] = [
+        ("the plan lacks this tensor", &|plan| {
+            plan["blobs"].as_array_mut().unwrap().remove(3);
+        }),
+        ("its sources is other", &|plan| {
+            tensor(plan, UP)["sources"][0]["name"] = json!("model.layers.1.mlp.up_proj.weight");
+        }),
+        ("cannot be renamed or added", &|plan| tensor(plan, UP)["name"] = json!("../../x")),
+        ("its shape is other", &|plan| tensor(plan, UP)["shape"] = json!([64, 128])),
+        ("edit both alike", &|plan| {
+            tensor(plan, UP)["format"] = json!("int8");
+            tensor(plan, UP)["ops"][0]["format"] = json!("mxfp8");
+        }),
+        ("unknown format", &|plan| tensor(plan, UP)["format"] = json!("int44")),
+        ("made from other tensors", &|plan| plan["source"]["digest"] = json!("sha256:00")),
+    ];
+    for (words, edit) in edits {
+        let (sandbox, outcome) = edited(edit);
+        assert_eq!(outcome.code, 1, "{words}");
+        let said = outcome.stderr.split_whitespace().filter(|word| *word != "│");
+        let said = said.collect::<Vec<_>>().join(" ");
+        assert!(said.contains(words), "{words:?} is not in {said}");
+        assert!(!sandbox.path("store").exists());
+    }
+}
+
+#[test]
+fn faults_of_policies_name_the_file_and_are_found_before_planning() {
+    let cases = [
+        ("when: requested.bits == 4 && schedul(\"x\", layer, 4)", "did you mean `schedule`?"),
+        ("format: []", "an empty ladder"),
+        ("when: {a: 1}", "expected a string"),
+        ("fromat: [int4]", "did you mean `format`?"),
+    ];
+    for (line, words) in cases {
+        let sandbox = Sandbox::new();
+        sandbox.model("model");
+        let format = if line.contains("format") { "" } else { "    format: int4\n" };
+        let policy = format!(
+            "name: mine\nextends: base\nmatch: {{architectures: [LlamaForCausalLM]}}\n\
+             tensors:\n  - id: a\n    match: \"**.x.weight\"\n{format}    {line}\n    because: b\n"
+        );
+        sandbox.file("policies/mine.yaml", policy);
+        let args = ["create", "m", "model", "-q", "int4", "-n", "--policy-dir", "policies"];
+        let outcome = sandbox.lathe(&args);
+        assert_eq!(outcome.code, 1, "{line}");
+        for words in [words, "policies/mine.yaml:"] {
+            assert!(outcome.stderr.contains(words), "{words:?} is not in {}", outcome.stderr);
+        }
+    }
+}
+
+#[test]
+fn an_expert_that_a_pattern_leaves_apart_is_refused() {
+    let sandbox = Sandbox::new();
+    let tensors: Vec<(String, Vec<usize>)> = (0..4)
+        .map(|n| (format!("model.layers.0.moe.experts.{n}.w1.weight"), vec![64, 64]))
+        .collect();
+    sandbox.file("model/model.safetensors", common::safetensors(&tensors));
+    sandbox.file("model/config.json", r#"{"architectures": ["Odd"], "num_hidden_layers": 1}"#);
+    let plan = ["create", "m", "model", "-q", "int4", "-n", "--policy-dir", "policies"];
+    let policy = |index: &str| {
+        format!(
+            "name: odd\nextends: base\nmatch: {{architectures: [Odd]}}\nstack:\n  - id: mine\n    match: \
+             '(?<group>.*\\.experts)\\.(?<index>{index})\\.(?<name>.*)'\n    \
+             into: \"{{group}}.{{name}}\"\n    blob: \"{{group}}\"\n"
+        )
+    };
+    sandbox.file("policies/odd.yaml", policy("[0-2]"));
+    let outcome = sandbox.lathe(&plan);
+    assert_eq!(outcome.code, 1);
+    assert!(outcome.stderr.contains("left apart"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("rule mine"), "{}", outcome.stderr);
+    sandbox.file("policies/odd.yaml", policy("\\d+"));
+    assert!(sandbox.lathe(&plan).ok().contains("stack 4, quantize"));
+    // Without a policy the plan says so.
+    let bare = sandbox.lathe(&["create", "m", "model", "-q", "int4", "-n"]).ok();
+    assert!(bare.contains("no policy is for Odd"), "{bare}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_result_that_cannot_be_written_is_a_failure() {
+    let sandbox = Sandbox::new();
+    sandbox.model("model");
+    for args in [
+        &["create", "m", "model", "-n"][..],
+        &["inventory", "model"],
+        &["list", "-o", "json"],
+        &["completions", "bash"],
+    ] {
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let run = std::process::Command::new(assert_cmd::cargo::cargo_bin("lathe"))
+            .args(args)
+            .current_dir(sandbox.path("."))
+            .env("LATHE_STORE", sandbox.path("store"))
+            .stdout(full)
+            .output()
+            .unwrap();
+        assert_eq!(run.status.code(), Some(1), "{args:?}");
+        assert!(String::from_utf8_lossy(&run.stderr).contains("cannot write"), "{args:?}");
+    }
+}

@@ -94,7 +94,9 @@ fn run(command: Command) -> Result<(), ui::Failure> {
         Command::Plan(args) => plan::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "lathe", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "lathe", &mut script);
+            ui::print(String::from_utf8_lossy(&script).trim_end());
             Ok(())
         }
     }

@@ -80,7 +80,9 @@ fn load(given: &str, policy_dir: Option<&Path>) -> Result<Planned, Faults> {
     }
     let body = std::fs::read_to_string(given)
         .map_err(|error| Fault::io("read the plan", given, &error))?;
-    Ok(render::parse(given, &body)?)
+    let mut plan = render::parse(given, &body)?;
+    plan::recount(&mut plan)?;
+    Ok(plan)
 }
 
 fn print(diff: &Diff) {

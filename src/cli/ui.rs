@@ -122,34 +122,39 @@ impl<'a> ErrorDocument<'a> {
 /// Prints a value as JSON on standard output. A closed pipe ends quietly.
 pub fn print_json(value: &impl Serialize) {
     let mut out = std::io::stdout().lock();
-    let done = serde_json::to_writer_pretty(&mut out, value);
-    if done.is_ok() {
-        let _ = writeln!(out);
-    }
+    let done = serde_json::to_writer_pretty(&mut out, value).map_err(std::io::Error::from);
+    finish(done.and_then(|()| writeln!(out)).and_then(|()| out.flush()));
+}
+
+/// Prints a result on standard output. A closed pipe ends quietly.
+pub fn print(what: impl Display) {
+    let mut out = anstream::stdout().lock();
+    finish(writeln!(out, "{what}").and_then(|()| out.flush()));
 }
 
 /// Prints a value as one line of JSON on standard output. A closed pipe ends quietly.
 pub fn print_json_line(value: &impl Serialize) {
     let mut out = std::io::stdout().lock();
-    let done = serde_json::to_writer(&mut out, value);
-    if done.is_ok() {
-        let _ = writeln!(out);
-    }
+    let done = serde_json::to_writer(&mut out, value).map_err(std::io::Error::from);
+    // `create` prints events: it must not end in the middle because nobody listens any more.
+    let _ = done.and_then(|()| writeln!(out)).and_then(|()| out.flush());
 }
 
-/// Prints a result on standard output. A closed pipe ends quietly.
-pub fn print(what: impl Display) {
-    let _ = writeln!(anstream::stdout().lock(), "{what}");
+/// A result that cannot be written is lost: the program ends, and says so unless the reader left.
+fn finish(written: std::io::Result<()>) {
+    match written {
+        Ok(()) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "cannot write to standard output: {error}");
+            std::process::exit(1);
+        }
+    }
 }
 
 /// Says something in passing, on standard error, so that scripts need not see it.
 pub fn note(what: impl Display) {
     let _ = writeln!(anstream::stderr().lock(), "{what}");
-}
-
-/// Shows a diagnostic on standard error.
-pub fn diagnose(report: miette::Report) {
-    let _ = writeln!(anstream::stderr().lock(), "{report:?}");
 }
 
 /// Warns, on standard error.

@@ -45,7 +45,12 @@ pub fn diff(first: &Plan, second: &Plan) -> Diff {
     for (name, (blob, tensor)) in &a {
         let Some((other_blob, other)) = b.get(name) else { continue };
         let blob = (blob != other_blob).then(|| (blob.to_string(), other_blob.to_string()));
-        if format(tensor) != format(other) || tensor.bytes != other.bytes || blob.is_some() {
+        let sources = tensor.sources == other.sources;
+        if format(tensor) != format(other)
+            || tensor.bytes != other.bytes
+            || blob.is_some()
+            || !sources
+        {
             changed.push(Change {
                 tensor: name.to_string(),
                 format: (format(tensor).into(), format(other).into()),

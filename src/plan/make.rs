@@ -130,6 +130,15 @@ pub fn plan(target: Stock, draft: Option<Stock>, options: &Options) -> Result<Pl
              conversations will be sent as plain text",
         ));
     }
+    if target.policy.chain[0].file.matches.is_none() {
+        plan.warnings.push(Warning::new(
+            Code::NoPolicy,
+            format!(
+                "no policy is for {}: the rules of {} decide (`lathe policy new` drafts one)",
+                plan.source.architecture, target.policy.name
+            ),
+        ));
+    }
     plan.warn_of_ollama();
     faults.or(plan)
 }
@@ -319,7 +328,10 @@ impl Builder {
                 let mut decision = match decision {
                     Ok(decision) => decision,
                     Err(fault) => {
-                        faults.push(fault);
+                        // A condition that fails does so for many tensors.
+                        if !faults.0.iter().any(|known| known.message == fault.message) {
+                            faults.push(fault);
+                        }
                         continue;
                     }
                 };
@@ -609,7 +621,7 @@ impl Own<'_> {
 }
 
 /// The dtype that quantizing starts from: MLX has no F64.
-fn quantized_from(dtype: Dtype) -> Dtype {
+pub(super) fn quantized_from(dtype: Dtype) -> Dtype {
     if dtype == Dtype::F64 { Dtype::F32 } else { dtype }
 }
 

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::dtype::Dtype;
 use crate::fault::Warning;
 
-pub use check::check;
+pub use check::{check, recount};
 pub use diff::{Change, Diff, diff};
 pub use explain::{Explanation, Trial, explain};
 pub use make::{
@@ -189,7 +189,7 @@ impl Tensor {
 }
 
 /// A tensor of a source folder.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SourceTensor {
     /// Its name there.

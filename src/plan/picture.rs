@@ -114,7 +114,12 @@ pub fn html(plan: &Plan) -> Result<String, Fault> {
             })
             .collect(),
         tensors,
-        warnings: plan.warnings.iter().map(|warning| warning.message.as_str()).collect(),
+        warnings: plan
+            .warnings
+            .iter()
+            .chain(&plan.notes)
+            .map(|warning| warning.message.as_str())
+            .collect(),
     };
     let json = serde_json::to_string(&data)
         .map_err(|error| Fault::new(Code::Internal, format!("the plan has no picture: {error}")))?;

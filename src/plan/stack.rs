@@ -62,6 +62,8 @@ pub(super) fn pieces<'w>(
         };
         let stacking = stacks.entry(fill(&rule.into)).or_insert_with(|| Stacking {
             blob: fill(&rule.blob),
+            group: captures["group"].to_string(),
+            rest: captures["name"].to_string(),
             rule: rule.info.clone(),
             members: BTreeMap::new(),
         });
@@ -82,6 +84,7 @@ pub(super) fn pieces<'w>(
     }
     plain.sort_by(|a, b| a.name.cmp(&b.name));
     check_even(&stacks, faults);
+    check_apart(&stacks, &plain, faults);
     for (name, stacking) in stacks {
         if let Some(piece) = stacking.piece(name, faults) {
             plain.push(piece);
@@ -93,6 +96,9 @@ pub(super) fn pieces<'w>(
 /// The experts of one stacked tensor, by number.
 struct Stacking<'w> {
     blob: String,
+    /// The groups of the rule's pattern: what the experts hang on, and the rest.
+    group: String,
+    rest: String,
     rule: Arc<RuleRef>,
     members: BTreeMap<u32, &'w Weight>,
 }
@@ -118,7 +124,10 @@ impl<'w> Stacking<'w> {
                     ),
                 )
                 .on_tensor(&name)
-                .help("the folder is incomplete: download its shards again"),
+                .help(format!(
+                    "the folder is incomplete, or the pattern of {} does not match them all",
+                    place(&self.rule)
+                )),
             );
         }
         for weight in self.members.values() {
@@ -149,6 +158,45 @@ impl<'w> Stacking<'w> {
             group: Some(self.blob),
             stack: Some(self.rule),
         })
+    }
+}
+
+/// Where a rule stands.
+fn place(rule: &RuleRef) -> String {
+    format!("rule {} ({}:{})", rule.id, rule.file, rule.line)
+}
+
+/// No expert stands apart from the others of its kind.
+fn check_apart(stacks: &BTreeMap<String, Stacking>, plain: &[Piece], faults: &mut Faults) {
+    let kinds: std::collections::HashMap<(&str, &str), &Stacking> = stacks
+        .values()
+        .map(|stacking| ((stacking.group.as_str(), stacking.rest.as_str()), stacking))
+        .collect();
+    if kinds.is_empty() {
+        return;
+    }
+    for piece in plain {
+        let name = piece.name.as_str();
+        for (at, _) in name.match_indices('.') {
+            let Some((number, rest)) = name[at + 1..].split_once('.') else { break };
+            let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+            if !is_number {
+                continue;
+            }
+            if let Some(stacking) = kinds.get(&(&name[..at], rest)) {
+                let message = format!(
+                    "it is left apart, but {} others of {} are stacked",
+                    stacking.members.len(),
+                    stacking.group
+                );
+                faults.push(
+                    Fault::new(Code::BadExperts, message).on_tensor(name).help(format!(
+                        "the pattern of {} does not match it",
+                        place(&stacking.rule)
+                    )),
+                );
+            }
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use indexmap::IndexMap;
 use regex::Regex;
 
 use super::expr::{BadExpr, Expr};
-use super::file::{Choice, DropRule, FitRule, Globs, LetValue, Role, Rule, Scalar, StackRule};
+use super::file::{Choice, DropRule, FitRule, LetValue, Role, Rule, Scalar, Several, StackRule};
 use super::fit::{CompiledFit, CompiledFitValue};
 use super::library::Entry;
 use super::pattern::{GlobId, Patterns, PatternsBuilder};
@@ -87,9 +87,9 @@ pub struct CompiledRule {
     pub place: (Section, usize),
     /// Index of the file in [`Policy::chain`].
     pub file: usize,
-    /// Globs, any of which must match.
+    /// Several, any of which must match.
     pub matches: Vec<GlobId>,
-    /// Globs, none of which may match, each with the set it came from.
+    /// Several, none of which may match, each with the set it came from.
     pub except: Vec<GlobId>,
     /// Condition.
     pub when: Option<Expr>,
@@ -128,9 +128,9 @@ pub struct CompiledStack {
 pub struct CompiledDrop {
     /// Id, file, line and reason.
     pub info: Arc<RuleRef>,
-    /// Globs, any of which must match.
+    /// Several, any of which must match.
     pub matches: Vec<GlobId>,
-    /// Globs, none of which may match.
+    /// Several, none of which may match.
     pub except: Vec<GlobId>,
     /// Condition.
     pub when: Option<Expr>,
@@ -220,6 +220,7 @@ impl<'a> Compiler<'a> {
                 continue;
             }
             let (paths, default) = match value {
+                LetValue::Path(path) => (vec![path.clone()], None),
                 LetValue::Paths(paths) => (paths.clone(), None),
                 LetValue::Full(full) => (full.from.clone(), full.default.as_ref()),
             };
@@ -271,7 +272,7 @@ impl<'a> Compiler<'a> {
                 matches: self.globs(file, &at("match"), &rule.matches),
                 except: self.globs(file, &at("except"), &rule.except),
                 when: rule.when.as_ref().and_then(|when| self.expr(file, &at("when"), when)),
-                ladder: self.ladder(file, &at("format"), &rule.format),
+                ladder: self.ladder(file, &at("format"), rule.format.list()),
             };
             self.rules.push(compiled);
         }
@@ -451,8 +452,8 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Globs and names of sets, as globs.
-    fn globs(&mut self, file: usize, at: &[Step], globs: &Globs) -> Vec<GlobId> {
+    /// Several and names of sets, as globs.
+    fn globs(&mut self, file: usize, at: &[Step], globs: &Several) -> Vec<GlobId> {
         let mut ids = Vec::new();
         for (index, glob) in globs.list().iter().enumerate() {
             let place = [at, &[index.into()]].concat();
@@ -558,6 +559,11 @@ impl<'a> Compiler<'a> {
 
     fn ladder(&mut self, file: usize, at: &[Step], names: &[String]) -> Vec<Rung> {
         let mut rungs = Vec::new();
+        if names.is_empty() {
+            let document = &self.chain[file].document;
+            let fault = document.fault(Code::PolicyName, at, "an empty ladder decides nothing");
+            self.faults.push(fault.help("write [source] for source precision"));
+        }
         for (index, name) in names.iter().enumerate() {
             let rung = match name.as_str() {
                 "requested" => Some(Rung::Requested),

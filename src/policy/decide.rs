@@ -186,7 +186,7 @@ impl<'p> Decider<'p> {
                 let place = crate::path![section.key(), index, "when"];
                 entry
                     .document
-                    .fault(Code::PolicyExpression, place, format!("the condition {error}"))
+                    .fault(Code::PolicyExpression, place, format!("the condition fails: {error}"))
                     .on_tensor(name)
             })?;
             if !holds {
@@ -229,7 +229,10 @@ impl<'p> Decider<'p> {
             let holds = expr.holds(&self.scope, &TensorView::NONE).map_err(|error| {
                 Fault::new(
                     Code::PolicyExpression,
-                    format!("{}: the condition of capability {name} {error}", self.policy.name),
+                    format!(
+                        "{}: the condition of capability {name} fails: {error}",
+                        self.policy.name
+                    ),
                 )
             })?;
             if holds {
@@ -262,7 +265,8 @@ impl<'p> Decider<'p> {
             let holds = match when {
                 None => true,
                 Some(when) => when.holds(&self.scope, &TensorView::NONE).map_err(|error| {
-                    let message = format!("{}: the condition of {name} {error}", self.policy.name);
+                    let message =
+                        format!("{}: the condition of {name} fails: {error}", self.policy.name);
                     Fault::new(Code::PolicyExpression, message)
                 })?,
             };

@@ -25,6 +25,41 @@ pub const MODEL_VARIABLES: [&str; 5] = ["config", "template", "role", "requested
 /// The functions that lathe adds to CEL's own.
 pub const FUNCTIONS: [&str; 3] = ["schedule", "is_object", "is_float"];
 
+/// CEL's own functions and macros (cel-spec, "Standard definitions").
+const CEL_FUNCTIONS: [&str; 26] = [
+    "size",
+    "contains",
+    "startsWith",
+    "endsWith",
+    "matches",
+    "has",
+    "all",
+    "exists",
+    "exists_one",
+    "map",
+    "filter",
+    "int",
+    "uint",
+    "double",
+    "string",
+    "bytes",
+    "bool",
+    "type",
+    "dyn",
+    "min",
+    "max",
+    "duration",
+    "timestamp",
+    "optional",
+    "getHours",
+    "getMinutes",
+];
+
+/// Whether it is a name: operators are functions too.
+fn is_name(function: &str) -> bool {
+    function.starts_with(|c: char| c.is_ascii_alphabetic())
+}
+
 /// The variable that a macro of CEL binds.
 static MACROS: LazyLock<Regex> = LazyLock::new(|| {
     let pattern = r"\.\s*(?:all|exists|exists_one|map|filter)\s*\(\s*([A-Za-z_]\w*)\s*,";
@@ -95,6 +130,20 @@ impl Expr {
                 });
             }
         }
+        for name in references.functions() {
+            if !CEL_FUNCTIONS.contains(&name) && !FUNCTIONS.contains(&name) && is_name(name) {
+                let known = CEL_FUNCTIONS.into_iter().chain(FUNCTIONS);
+                return Err(BadExpr {
+                    message: match crate::format::nearest(name, known) {
+                        Some(near) => {
+                            format!("unknown function `{name}`; did you mean `{near}`?")
+                        }
+                        None => format!("unknown function `{name}`"),
+                    },
+                    offset: source.find(name),
+                });
+            }
+        }
         let looks_at = TENSOR_VARIABLES.map(|name| references.has_variable(name));
         drop(references);
         Ok(Expr { source: source.into(), program, looks_at })
@@ -155,7 +204,7 @@ impl Expr {
     pub fn holds(&self, scope: &Scope, tensor: &TensorView) -> Result<bool, String> {
         match self.value(scope, tensor)? {
             Value::Bool(value) => Ok(value),
-            other => Err(format!("is not a condition: it gives {}", describe(&other))),
+            other => Err(format!("it gives {} and not true or false", describe(&other))),
         }
     }
 }

@@ -98,6 +98,8 @@ pub struct Match {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum LetValue {
+    /// One path into config.json.
+    Path(String),
     /// Paths into config.json; the first that is neither null nor 0.
     Paths(Vec<String>),
     /// The same, with more to say.
@@ -148,29 +150,29 @@ pub struct Schedule {
     pub until: Option<String>,
 }
 
-/// One glob or several.
+/// One text or several.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(untagged)]
-pub enum Globs {
-    /// One glob, or the name of a set.
+pub enum Several {
+    /// One.
     One(String),
-    /// Several, any of which may match.
+    /// Several.
     Many(Vec<String>),
 }
 
-impl Globs {
-    /// The globs as a list.
+impl Several {
+    /// All of them.
     pub fn list(&self) -> &[String] {
         match self {
-            Globs::One(one) => std::slice::from_ref(one),
-            Globs::Many(many) => many,
+            Several::One(one) => std::slice::from_ref(one),
+            Several::Many(many) => many,
         }
     }
 }
 
-impl Default for Globs {
+impl Default for Several {
     fn default() -> Self {
-        Globs::Many(Vec::new())
+        Several::Many(Vec::new())
     }
 }
 
@@ -180,17 +182,17 @@ impl Default for Globs {
 pub struct Rule {
     /// Name of the rule, unique in the file.
     pub id: String,
-    /// Globs over dotted tensor names, or names of sets.
+    /// Several over dotted tensor names, or names of sets.
     #[serde(rename = "match")]
-    pub matches: Globs,
-    /// Globs or sets of tensors that it is not for.
+    pub matches: Several,
+    /// Several or sets of tensors that it is not for.
     #[serde(default)]
-    pub except: Globs,
+    pub except: Several,
     /// A CEL condition; without it the rule always holds.
     pub when: Option<String>,
     /// The ladder: the first format whose group divides the last axis is taken; past the end the
     /// tensor stays at source precision. Names of formats, or `requested`, `eight_bit`, `source`.
-    pub format: Vec<String>,
+    pub format: Several,
     /// Why, for whoever reads the plan.
     #[serde(default)]
     pub because: String,
@@ -221,12 +223,12 @@ pub struct StackRule {
 pub struct DropRule {
     /// Name of the rule, unique in the file.
     pub id: String,
-    /// Globs over dotted tensor names, or names of sets.
+    /// Several over dotted tensor names, or names of sets.
     #[serde(rename = "match")]
-    pub matches: Globs,
-    /// Globs or sets of tensors that it is not for.
+    pub matches: Several,
+    /// Several or sets of tensors that it is not for.
     #[serde(default)]
-    pub except: Globs,
+    pub except: Several,
     /// A CEL condition over the config; without it the rule always holds.
     pub when: Option<String>,
     /// Why, for whoever reads the plan.

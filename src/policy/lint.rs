@@ -12,8 +12,9 @@ use serde::Serialize;
 
 use super::compile::{CompiledRule, Policy, Rung, Section};
 use super::expr::{Expr, Scope, TensorView};
-use super::file::{FitValue, LetValue, PolicyFile, Rule};
+use super::file::{Choice, FitValue, LetValue, PolicyFile, Rule};
 use super::library::{Entry, Library};
+use super::parsers::Parsers;
 use super::text::Step;
 use crate::dtype::Dtype;
 use crate::fault::{Faults, Place};
@@ -67,6 +68,12 @@ lints! {
     UnknownConfigPath = "unknown-config-path", Warning;
     /// Another policy claims the same architecture.
     AmbiguousMatch = "ambiguous-match", Warning;
+    /// No parser of answers has this name.
+    UnknownParser = "unknown-parser", Warning;
+    /// No such capability is known.
+    UnknownCapability = "unknown-capability", Warning;
+    /// The policy extends nothing, so nothing guards its tensors.
+    NoParent = "no-parent", Warning;
     /// The rule does not say why.
     NoReason = "no-reason", Warning;
 }
@@ -106,6 +113,7 @@ pub fn lint(library: &Library, entry: &Arc<Entry>) -> Result<Vec<Finding>, Fault
     linter.expressions();
     linter.config_paths();
     linter.matches();
+    linter.facts();
     linter.findings.sort_by_key(|finding| finding.place.span.start);
     Ok(linter.findings)
 }
@@ -219,7 +227,8 @@ impl Linter<'_> {
             users.iter().flat_map(|user| expressions(&user.file).map(|(_, text)| text)).collect();
         for name in entry.file.values.keys() {
             let used = |text: &String| {
-                Expr::compile(text, std::iter::once(name.as_str()).chain(all_values(&users)))
+                let inherited = self.policy.values.keys().map(String::as_str);
+                Expr::compile(text, inherited.chain(all_values(&users)))
                     .is_ok_and(|expr| expr.uses(name))
             };
             let in_decoder = users.iter().any(|user| {
@@ -291,8 +300,9 @@ impl Linter<'_> {
         let entry = self.entry.clone();
         for (name, value) in &entry.file.values {
             let (paths, long) = match value {
-                LetValue::Paths(paths) => (paths, false),
-                LetValue::Full(full) => (&full.from, true),
+                LetValue::Path(path) => (std::slice::from_ref(path), false),
+                LetValue::Paths(paths) => (paths.as_slice(), false),
+                LetValue::Full(full) => (full.from.as_slice(), true),
             };
             for (index, path) in paths.iter().enumerate() {
                 let place = match long {
@@ -331,6 +341,39 @@ impl Linter<'_> {
             None => "if a model has it, add it to policies/known/config-keys.txt".into(),
         };
         self.find(Lint::UnknownConfigPath, at, format!("no known config has `{path}`"), help);
+    }
+
+    /// Names of parsers and capabilities, and whether there are guards at all.
+    fn facts(&mut self) {
+        let file = self.entry.file.clone();
+        let parsers = || Parsers::built_in().0.keys().map(String::as_str);
+        let named: Vec<(Vec<Step>, &str)> = match &file.parser {
+            None => Vec::new(),
+            Some(Choice::Always(name)) => vec![(path!["parser"].to_vec(), name)],
+            Some(Choice::Cases(cases)) => (cases.iter().enumerate())
+                .map(|(index, case)| (path!["parser", index, "use"].to_vec(), case.name.as_str()))
+                .collect(),
+        };
+        for (at, name) in named {
+            if !parsers().any(|known| known == name) {
+                let message = format!("no parser is named `{name}`");
+                let help = near(name, parsers());
+                self.find(Lint::UnknownParser, &at, message, help);
+            }
+        }
+        for name in file.capabilities.keys() {
+            if !CAPABILITIES.contains(&name.as_str()) {
+                let message = format!("no capability is named `{name}`");
+                let help = near(name, CAPABILITIES.into_iter());
+                let at = path!["capabilities", name.as_str()];
+                self.find(Lint::UnknownCapability, at, message, help);
+            }
+        }
+        if file.extends.is_none() && file.guards.is_empty() {
+            let message =
+                "the policy extends nothing, so biases, norms and routers are not guarded";
+            self.find(Lint::NoParent, path!["name"], message.into(), "add `extends: base`");
+        }
     }
 
     fn matches(&mut self) {
@@ -386,6 +429,16 @@ fn unreachable(ladder: &[Rung]) -> Vec<(usize, String)> {
     out
 }
 
+/// What a model can be able to do.
+const CAPABILITIES: [&str; 5] = ["completion", "tools", "thinking", "vision", "audio"];
+
+fn near<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
+    match crate::format::nearest(name, known.clone()) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => format!("known are {}", known.collect::<Vec<_>>().join(", ")),
+    }
+}
+
 fn all_rules(file: &PolicyFile) -> impl Iterator<Item = &Rule> {
     file.guards.iter().chain(&file.drafts).chain(&file.tensors)
 }
@@ -414,7 +467,7 @@ fn expressions(file: &PolicyFile) -> impl Iterator<Item = (Vec<Step>, String)> {
         out.push((path!["capabilities", name.as_str()].to_vec(), text.clone()));
     }
     for (key, choice) in [("parser", &file.parser), ("renderer", &file.renderer)] {
-        if let Some(super::file::Choice::Cases(cases)) = choice {
+        if let Some(Choice::Cases(cases)) = choice {
             for (index, case) in cases.iter().enumerate() {
                 if let Some(when) = &case.when {
                     out.push((path![key, index, "when"].to_vec(), when.clone()));

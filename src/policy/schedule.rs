@@ -31,6 +31,10 @@ impl CompiledSchedule {
         if schedule.every == Some(0) {
             return Err(BadExpr { message: "`every` is at least 1".into(), offset: None });
         }
+        if schedule.every.is_some_and(|every| schedule.phase >= every) {
+            let message = "`phase` is below `every`: it is a remainder".into();
+            return Err(BadExpr { message, offset: None });
+        }
         Ok(CompiledSchedule {
             head: fraction(&schedule.head)?.unwrap_or((0, 1)),
             tail: fraction(&schedule.tail)?,

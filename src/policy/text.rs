@@ -135,7 +135,7 @@ impl Document {
                     _ => None,
                 })
                 .collect();
-            let message = error.inner().to_string();
+            let message = plain_words(error.inner().to_string());
             let unknown = message.strip_prefix("unknown field `").and_then(|m| m.split('`').next());
             let span = match unknown {
                 Some(name) => {
@@ -184,6 +184,25 @@ impl Document {
     }
 }
 
+/// What may stand where one of several forms may.
+const FORMS: [(&str, &str); 6] = [
+    ("LetValue", "a path, a list of paths, or {from: [paths], default: value}"),
+    ("Scalar", "true, false, a whole number, or a CEL expression"),
+    ("Several", "a text or a list of texts"),
+    ("Choice", "a name, or a list of {when, use}"),
+    ("FitValue", "a path, a list of paths, or {tensor: glob, axis: number}"),
+    ("Value", "a number or a CEL expression"),
+];
+
+/// serde's words for a value of the wrong form, with the forms in place of a type's name.
+fn plain_words(message: String) -> String {
+    let name = message.strip_prefix("data did not match any variant of untagged enum ");
+    match name.and_then(|name| FORMS.iter().find(|(known, _)| *known == name)) {
+        Some((_, form)) => format!("this is not {form}"),
+        None => message,
+    }
+}
+
 /// The known key that `name` was perhaps meant to be, from serde's list of them.
 fn suggestion<'a>(name: &str, message: &'a str) -> Option<&'a str> {
     let known = message.split("expected").nth(1)?.split('`').skip(1).step_by(2);
@@ -193,7 +212,10 @@ fn suggestion<'a>(name: &str, message: &'a str) -> Option<&'a str> {
 fn parse_yaml(text: &Arc<Text>) -> Result<Node, Fault> {
     serde_yaml::from_str::<Located<Yaml>>(&text.body).map(|located| located.0).map_err(|error| {
         let span = error.location().map_or(0..0, |location| {
-            let start = location.span().byte_offset().unwrap_or(0) as usize;
+            let start = location.span().byte_offset().map_or_else(
+                || text.offset(location.line() as usize, location.column() as usize),
+                |at| at as usize,
+            );
             start..start + location.span().byte_len().unwrap_or(0) as usize
         });
         // The first line says what; the rest is a snippet, which we draw ourselves.

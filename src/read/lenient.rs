@@ -74,7 +74,8 @@ pub fn parse<T: DeserializeOwned>(
         Ok(value) => value,
         // The lenient reader got at least as far as the strict one: its word is the better one.
         Err(error) => {
-            let at = error.position().map_or(0, |place| char_at(json, place));
+            // What ends too early has no place but the end.
+            let at = error.position().map_or(json.len(), |place| char_at(json, place));
             return Err(unreadable(name, body, at, format!("it is not JSON: {error}")));
         }
     };

@@ -8,6 +8,7 @@ use miette::MietteDiagnostic;
 use super::PolicyDir;
 use crate::cli::ui;
 use crate::fault::{Code, Fault, Faults};
+use crate::policy::library::policy_files;
 use crate::policy::lint::{self, Finding, Severity};
 
 /// Find what a policy probably does not mean: shadowed rules, dead names, unreachable steps
@@ -16,7 +17,7 @@ use crate::policy::lint::{self, Finding, Severity};
 /// --built-in those in the binary too. Exits with 1 when there are findings.
 #[derive(Args)]
 pub struct Lint {
-    /// Policy files
+    /// Policy files, or folders of them
     files: Vec<PathBuf>,
     /// Lint the built-in policies too
     #[arg(long)]
@@ -48,7 +49,7 @@ pub fn run(args: &Lint) -> Result<(), ui::Failure> {
         Form::Sarif => ui::print_json(&lint::sarif(&findings)),
         Form::Text => {
             for finding in &findings {
-                ui::diagnose(diagnostic(finding));
+                ui::print(format!("{:?}", diagnostic(finding)));
             }
             ui::note(match findings.len() {
                 0 => "nothing found".to_string(),
@@ -64,7 +65,14 @@ fn findings(args: &Lint) -> Result<Vec<Finding>, Faults> {
     let mut library = args.policies.library()?;
     let mut faults = Faults::default();
     let mut names = Vec::new();
-    for file in &args.files {
+    let mut files = Vec::new();
+    for given in &args.files {
+        match given.is_dir() {
+            true => files.extend(policy_files(given)?),
+            false => files.push(given.clone()),
+        }
+    }
+    for file in &files {
         names.extend(faults.absorb(library.add_file(file).map_err(Faults::from)));
     }
     if args.files.is_empty() {

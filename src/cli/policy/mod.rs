@@ -5,6 +5,7 @@ mod lint;
 mod list;
 mod new;
 mod schema;
+mod show;
 mod test;
 
 use std::path::PathBuf;
@@ -28,6 +29,7 @@ pub struct Policy {
 #[derive(Subcommand)]
 enum Command {
     List(list::List),
+    Show(show::Show),
     Explain(explain::Explain),
     Lint(lint::Lint),
     Test(test::Test),
@@ -38,6 +40,7 @@ enum Command {
 pub fn run(args: &Policy) -> Result<(), ui::Failure> {
     match &args.command {
         Command::List(args) => list::run(args),
+        Command::Show(args) => show::run(args),
         Command::Explain(args) => explain::run(args),
         Command::Lint(args) => lint::run(args),
         Command::Test(args) => test::run(args),

@@ -31,6 +31,13 @@ pub struct New {
 }
 
 pub fn run(args: &New) -> Result<(), ui::Failure> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    if args.name.is_empty() || !args.name.chars().all(plain) {
+        let message = format!("{:?} is not a name for a policy", args.name);
+        return Err(Fault::new(Code::Usage, message)
+            .help("use letters, digits, `_`, `-` and `.`, such as my_model")
+            .into());
+    }
     let proposal =
         propose::propose(&args.name, read::source(&args.from)?, &args.policies.library()?)?;
     match &args.file {
@@ -41,6 +48,10 @@ pub fn run(args: &New) -> Result<(), ui::Failure> {
                 return Err(Fault::new(Code::Usage, message)
                     .help("name another file, or remove that one first")
                     .into());
+            }
+            if let Some(folder) = path.parent() {
+                std::fs::create_dir_all(folder)
+                    .map_err(|error| Fault::io("make the folder", folder, &error))?;
             }
             std::fs::write(path, &proposal.text)
                 .map_err(|error| Fault::io("write the policy", path, &error))?;

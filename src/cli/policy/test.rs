@@ -115,6 +115,10 @@ fn print(path: &Path, report: &Report) {
         (0, false) => "ok",
         _ => "FAILED",
     };
-    out.push_str(&format!("{state}: {}, {} decisions", path.display(), report.compared));
+    let failed = match report.failures.len() {
+        0 => String::new(),
+        failed => format!("{failed} of "),
+    };
+    out.push_str(&format!("{state}: {}, {failed}{} decisions", path.display(), report.compared));
     ui::print(out);
 }
