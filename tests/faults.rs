@@ -253,6 +253,7 @@ fn a_disk_that_fills_up_meanwhile_is_a_clear_error_and_leaves_nothing() {
     let options = write::Options {
         jobs: 2,
         memory: 1 << 30,
+        quantizer: &write::Native,
         progress: &Fill(filler.clone()),
         cancel: &AtomicBool::new(false),
     };

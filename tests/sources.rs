@@ -87,6 +87,7 @@ fn made(plan: &Plan, inventory: &Inventory) -> Result<Tensors, Faults> {
     let options = write::Options {
         jobs: 2,
         memory: 64 << 20,
+        quantizer: &write::Native,
         progress: &Silent,
         cancel: &AtomicBool::new(false),
     };

@@ -162,9 +162,11 @@ fn create(args: &Create) -> Result<Outcome, Faults> {
         Form::Yaml | Form::Html => Audience::Nobody,
     };
     let progress = Reporter::new(audience, prepared.bytes_in());
+    let quantizer = write::best_quantizer()?;
     let options = write::Options {
         jobs: args.jobs.map_or_else(processors, usize::from),
         memory: args.memory.unwrap_or_else(write::default_memory),
+        quantizer: &*quantizer,
         progress: &progress,
         cancel: interrupt::flag(move || ended_early(for_scripts))?,
     };

@@ -4,7 +4,8 @@ use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::array::Array;
-use super::kernels::{self, Float, Out};
+use super::kernels::{Float, Out};
+use super::quantizer::Quantizer;
 use super::recipe::{Recipe, recipe};
 use super::source::Sources;
 use super::{Progress, layout};
@@ -16,6 +17,8 @@ use crate::plan::{Blob, Tensor};
 pub struct Work<'a> {
     /// The weights.
     pub sources: &'a Sources<'a>,
+    /// Who quantizes.
+    pub quantizer: &'a dyn Quantizer,
     /// Told of every piece.
     pub progress: &'a dyn Progress,
     /// Set when the user wants to stop.
@@ -103,7 +106,7 @@ fn each_piece(
     format: Option<&Format>,
     work: &Work,
     buffer: &mut Vec<u8>,
-    mut take: impl FnMut(&[u8]) -> io::Result<()>,
+    mut take: impl FnMut(&[u8]) -> Result<(), Failed>,
 ) -> Result<(), Failed> {
     let size = array.size();
     let piece = piece(array, format, work.piece);
@@ -120,7 +123,7 @@ fn each_piece(
             Some(_) => fault,
             None => fault.on_tensor(&tensor.name),
         })?;
-        take(buffer).map_err(Failed::Write)?;
+        take(buffer)?;
         at += buffer.len() as u64;
         let now = (at as f64 * read) as u64;
         work.progress.read(now - told);
@@ -137,7 +140,9 @@ fn copy(
     out: &mut dyn Write,
 ) -> Result<u64, Failed> {
     let size = array.size();
-    each_piece(tensor, &mut array, None, work, &mut buffers.input, |bytes| out.write_all(bytes))?;
+    each_piece(tensor, &mut array, None, work, &mut buffers.input, |bytes| {
+        out.write_all(bytes).map_err(Failed::Write)
+    })?;
     Ok(size)
 }
 
@@ -175,8 +180,10 @@ fn quantize(
             scales: &mut scales[scales_from..],
             biases: &mut biases[biases_from..],
         };
-        kernels::quantize(format, dtype, bytes, into);
-        out.write_all(weight)
+        work.quantizer
+            .quantize(format, dtype, bytes, into)
+            .map_err(|fault| fault.on_tensor(&tensor.name))?;
+        out.write_all(weight).map_err(Failed::Write)
     })?;
     if scales.len() as u64 != groups * scale || groups == 0 {
         let what =

@@ -13,7 +13,10 @@ mod blob;
 mod ints;
 pub mod kernels;
 mod layout;
+#[cfg(feature = "mlx")]
+mod on_mlx;
 mod pool;
+mod quantizer;
 mod recipe;
 mod source;
 mod space;
@@ -27,6 +30,9 @@ use crate::fault::{Code, Fault, Faults};
 use crate::plan::{File, Plan};
 use crate::read::Inventory;
 
+#[cfg(feature = "mlx")]
+pub use on_mlx::OnMlx;
+pub use quantizer::{Native, Quantizer, best as best_quantizer};
 pub use source::Sources;
 pub use space::{space, space_beyond};
 
@@ -36,6 +42,8 @@ pub struct Options<'a> {
     pub jobs: usize,
     /// Bytes of memory that they may take together.
     pub memory: u64,
+    /// Who quantizes.
+    pub quantizer: &'a dyn Quantizer,
     /// Told what happens.
     pub progress: &'a dyn Progress,
     /// Set by others when the user wants to stop.

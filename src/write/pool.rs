@@ -11,10 +11,6 @@ use super::{Made, Options, Staging};
 use crate::fault::{Code, Fault, Faults};
 use crate::plan::{Blob, Plan};
 
-/// Bytes read at a time, when memory allows: small enough to stay in a core's cache between
-/// reading, quantizing, hashing and writing.
-const PIECE: u64 = 256 << 10;
-
 /// The least piece worth a system call.
 const LEAST_PIECE: u64 = 16 << 10;
 
@@ -28,9 +24,10 @@ pub fn run<S: Staging>(
     let jobs = options.jobs.clamp(1, plan.blobs.len().max(1));
     let work = Work {
         sources,
+        quantizer: options.quantizer,
         progress: options.progress,
         cancel: options.cancel,
-        piece: (options.memory / (8 * jobs as u64)).clamp(LEAST_PIECE, PIECE),
+        piece: (options.memory / (8 * jobs as u64)).clamp(LEAST_PIECE, options.quantizer.piece()),
     };
     // The largest first: then no worker is left alone with a large one at the end.
     let mut order: Vec<usize> = (0..plan.blobs.len()).collect();

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
 use super::blob::{self, Failed, Work};
-use super::{Silent, Sources, layout, side_file};
+use super::{Native, Silent, Sources, layout, side_file};
 use crate::fault::{Fault, Faults};
 use crate::plan::Plan;
 use crate::read::Inventory;
@@ -35,7 +35,13 @@ pub fn space_beyond(
 ) -> Result<u64, Faults> {
     let sources = Sources::open(target, draft)?;
     let cancel = AtomicBool::new(false);
-    let work = Work { sources: &sources, progress: &Silent, cancel: &cancel, piece: SAMPLE as u64 };
+    let work = Work {
+        sources: &sources,
+        quantizer: &Native,
+        progress: &Silent,
+        cancel: &cancel,
+        piece: SAMPLE as u64,
+    };
     let mut missing = 0;
     let mut there = Vec::new();
     let mut count = |size, same| if same { there.push(size) } else { missing += size };

@@ -174,7 +174,19 @@ fn run_with(
     jobs: usize,
     memory: u64,
 ) -> Result<Outcome, Faults> {
-    let options = Options { jobs, memory, progress: &Silent, cancel: &AtomicBool::new(false) };
+    run_by(&Native, plan, inventory, staging, jobs, memory)
+}
+
+fn run_by(
+    quantizer: &dyn Quantizer,
+    plan: &Plan,
+    inventory: &Inventory,
+    staging: &InMemory,
+    jobs: usize,
+    memory: u64,
+) -> Result<Outcome, Faults> {
+    let cancel = AtomicBool::new(false);
+    let options = Options { jobs, memory, quantizer, progress: &Silent, cancel: &cancel };
     execute(plan, inventory, None, staging, &options)
 }
 
@@ -289,11 +301,18 @@ fn quantized_blobs_are_what_the_kernel_makes_of_the_whole_for_any_jobs_and_memor
     let plan = plan(tensors);
     let staging = InMemory::with_room(u64::MAX);
     let first = run_with(&plan, &inventory, &staging, 1, 4 << 30).unwrap();
+    let digests = |outcome: &Outcome| -> Vec<String> {
+        outcome.blobs.iter().map(|made| made.digest.clone()).collect()
+    };
+    // What a GPU's pieces and workers would do, on whatever device MLX has here.
+    #[cfg(feature = "mlx")]
+    {
+        let on_mlx = OnMlx::default();
+        let again = run_by(&on_mlx, &plan, &inventory, &staging, 2, 4 << 30).unwrap();
+        assert_eq!(digests(&first), digests(&again), "on MLX");
+    }
     for (jobs, memory) in [(2, 1 << 20), (7, 1), (3, 1 << 30)] {
         let again = run_with(&plan, &inventory, &staging, jobs, memory).unwrap();
-        let digests = |outcome: &Outcome| -> Vec<String> {
-            outcome.blobs.iter().map(|made| made.digest.clone()).collect()
-        };
         assert_eq!(digests(&first), digests(&again), "{jobs} jobs, {memory} bytes");
         assert!(again.blobs.iter().all(|made| !made.new));
     }
@@ -384,8 +403,13 @@ fn a_source_that_changes_or_shrinks_is_noticed() {
         fs::write(&path, &whole).unwrap();
         let mut inventory = inventory.clone();
         inventory.shards[0].modified = fs::metadata(&path).unwrap().modified().ok();
-        let options =
-            Options { jobs: 1, memory: 1 << 20, progress, cancel: &AtomicBool::new(false) };
+        let options = Options {
+            jobs: 1,
+            memory: 1 << 20,
+            quantizer: &Native,
+            progress,
+            cancel: &AtomicBool::new(false),
+        };
         let staging = InMemory::with_room(u64::MAX);
         let faults = execute(&plan, &inventory, None, &staging, &options).unwrap_err();
         assert_eq!(faults.0[0].code, Code::StalePlan);
@@ -400,7 +424,13 @@ fn cancelling_ends_it_as_interrupted() {
     let inventory = folder(dir.path(), &raws);
     let plan = plan(vec![planned(&[&raws[0]], "w", vec![Op::Copy], Dtype::U8, &[4096])]);
     let cancel = AtomicBool::new(true);
-    let options = Options { jobs: 2, memory: 1 << 20, progress: &Silent, cancel: &cancel };
+    let options = Options {
+        jobs: 2,
+        memory: 1 << 20,
+        quantizer: &Native,
+        progress: &Silent,
+        cancel: &cancel,
+    };
     let staging = InMemory::with_room(u64::MAX);
     let faults = execute(&plan, &inventory, None, &staging, &options).unwrap_err();
     assert_eq!(faults.0[0].code, Code::Interrupted);

@@ -6,7 +6,7 @@ use std::ops::AddAssign;
 use crate::dtype::Dtype;
 
 /// A dtype that can be quantized.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Float {
     /// 32 bits.
     F32,
@@ -25,6 +25,16 @@ impl TryFrom<Dtype> for Float {
             Dtype::F16 => Ok(Float::F16),
             Dtype::BF16 => Ok(Float::BF16),
             _ => Err(()),
+        }
+    }
+}
+
+impl From<Float> for Dtype {
+    fn from(float: Float) -> Dtype {
+        match float {
+            Float::F32 => Dtype::F32,
+            Float::F16 => Dtype::F16,
+            Float::BF16 => Dtype::BF16,
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The kernels against MLX: digests of what its Python package made (tests/golden/quantize.py),
-//! and, where this build has MLX, the bytes themselves.
+//! The kernels against MLX: digests of what its Python package made (tests/golden/quantize.py).
+//! The bytes themselves are compared in `on_mlx`, where this build has MLX.
 
 use std::collections::BTreeMap;
 
@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::*;
 use crate::format::Formats;
+use crate::write::quantizer::{Native, made};
 
 const GROUPS: usize = 64;
 const KINDS: [&str; 7] = ["any", "near", "denormal", "special", "constant", "sparse", "ties"];
@@ -80,15 +81,7 @@ fn generate(kind: &str, stream: &mut Stream, dtype: Float, group: usize) -> Vec<
 
 /// Weight, scales and biases.
 fn run(format: &Format, dtype: Float, input: &[u8]) -> [Vec<u8>; 3] {
-    let width = if dtype == Float::F32 { 4 } else { 2 };
-    let elements = input.len() / width;
-    let scales = elements / format.group as usize * if format.has_bias() { width } else { 1 };
-    let mut weight = vec![0; elements * format.bits as usize / 8];
-    let mut scale = vec![0; scales];
-    let mut bias = vec![0; if format.has_bias() { scales } else { 0 }];
-    let out = Out { weight: &mut weight, scales: &mut scale, biases: &mut bias };
-    quantize(format, dtype, input, out);
-    [weight, scale, bias]
+    made(&Native, format, dtype, input).unwrap()
 }
 
 /// Every format, dtype and kind of numbers.
