@@ -47,6 +47,7 @@ class Run:
     """One run of a program."""
 
     seconds: float
+    cpu: float  # seconds of processor time, the system's included
     peak_mb: float
     output: str
 
@@ -65,7 +66,7 @@ def measure(command, **options):
     if child.returncode:
         raise SystemExit(f"{' '.join(command)}: exit {child.returncode}\n{text}")
     unit = 1 if sys.platform == "darwin" else 1024
-    return Run(seconds, usage.ru_maxrss * unit / 1e6, text)
+    return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * unit / 1e6, text)
 
 
 def alternate(runs, *programs):

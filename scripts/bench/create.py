@@ -1,4 +1,4 @@
-"""`lathe create` against `mlx_lm.convert -q`, on the same folder."""
+"""`lathe create` against `mlx_lm.convert -q`, on the same folder, in every mode that both have."""
 
 import itertools
 import shutil
@@ -6,34 +6,40 @@ import sys
 
 from common import Row, alternate, measure, median
 
+MODES = [
+    ("int4", ["--q-bits", "4"]),
+    ("int8", ["--q-bits", "8"]),
+    ("mxfp8", ["--q-mode", "mxfp8", "--q-bits", "8", "--q-group-size", "32"]),
+    ("nvfp4", ["--q-mode", "nvfp4", "--q-bits", "4", "--q-group-size", "16"]),
+    ("mxfp4", ["--q-mode", "mxfp4", "--q-bits", "4", "--q-group-size", "32"]),
+]
+# How many times less time and memory lathe must take.
+TARGETS = [("seconds", "time", "s", 15), ("peak_mb", "peak memory", "MB", 4)]
+
 
 def run(context):
-    for format, bits in (("int4", 4), ("int8", 8)):
-        yield from compare(context, format, bits)
+    for format, options in MODES:
+        yield from compare(context, format, options)
 
 
-def compare(context, format, bits):
-    modelfile = context.scratch / "Modelfile"
-    modelfile.write_text(f"FROM {context.model.absolute()}\n")
+def compare(context, format, options):
     count = itertools.count()
 
     def ours():
         store = context.scratch / f"store-{next(count)}"
-        create = [context.lathe, "create", "bench", "-f", modelfile, "-q", format]
+        create = [context.lathe, "create", "bench", context.model, "--quantize", format]
         return clean_after(store, [*create, "--store", store])
 
     def theirs():
         folder = context.scratch / f"mlx-{next(count)}"
-        convert = [sys.executable, "-m", "mlx_lm", "convert", "-q", "--q-bits", str(bits)]
+        convert = [sys.executable, "-m", "mlx_lm", "convert", "-q", *options]
         paths = ["--hf-path", context.model, "--mlx-path", folder]
         return clean_after(folder, [*convert, *paths])
 
     ours, theirs = alternate(context.runs, ours, theirs)
-    name = f"create {format}"
-    pairs = [("seconds", "s", 5), ("peak_mb", "MB", 4)]
-    for key, unit, target in pairs:
-        what = "time" if unit == "s" else "peak memory"
-        yield Row(f"{name}: {what}", median(ours, key), median(theirs, key), unit, target)
+    for key, what, unit, target in TARGETS:
+        name = f"create {format}: {what}"
+        yield Row(name, median(ours, key), median(theirs, key), unit, target)
 
 
 def clean_after(folder, command):

@@ -1,11 +1,12 @@
 """`lathe create` against the machine's own speed: T is the time in which `openssl` hashes the source.
 
 The same model is made in a store on the disk, where the end of `create` waits for the disk, and in
-one in memory (where /dev/shm is), which shows what lathe itself takes. Limits of the machine
-measured in the same run stand beside them, then peak memory, then a synthetic model of 8 GB
-(LATHE_BENCH_GB changes that, 0 leaves it away).
+one in memory (where /dev/shm is), which shows what lathe itself takes. Processor time and the
+machine's limits, measured in the same run, stand below each pair, then peak memory, then a synthetic
+model of LATHE_BENCH_GB gigabytes (8 unless said otherwise; 0 leaves it away).
 """
 
+import dataclasses
 import json
 import os
 import shutil
@@ -67,6 +68,11 @@ def against_hash(context, source, size, stores):
             yield Row(
                 f"{request} ({where}) {rate:.2f} GB/s in, against T", ours, t, "s", 1 / multiple
             )
+        cpu = median(made[-1], "cpu")
+        print(
+            f"  processor time {cpu:.2f} s on {os.cpu_count()} cores, hashing took "
+            f"{median(hashed, 'cpu'):.2f} s; load {os.getloadavg()[0]:.1f}"
+        )
         limits(context, size, t, written)
 
 
@@ -96,24 +102,38 @@ def limits(context, size, t, written):
     )
 
 
+@dataclasses.dataclass
+class Sampled:
+    """A run whose memory was looked at all the time."""
+
+    anonymous_mb: float
+    resident_mb: float  # with mapped files
+    seconds: float
+    cpu: float
+
+
 def sampled(command):
-    """Runs a program; its peak of anonymous and of all memory, in MB, sampled, and its time."""
+    """Runs a program to its end and samples its memory."""
     begun = time.perf_counter()
     child = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL)
-    anonymous = everything = 0
-    while child.poll() is None:
+    anonymous = resident = ended = 0
+    while not ended:
         try:
             status = Path(f"/proc/{child.pid}/status").read_text()
         except OSError:
-            break
+            status = ""
         fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
         if "RssAnon" in fields:
             anonymous = max(anonymous, int(fields["RssAnon"].split()[0]))
-            everything = max(everything, int(fields["VmHWM"].split()[0]))
+            resident = max(resident, int(fields["VmHWM"].split()[0]))
         time.sleep(0.002)
-    if child.wait():
+        ended, code, usage = os.wait4(child.pid, os.WNOHANG)
+    seconds = time.perf_counter() - begun
+    child.returncode = os.waitstatus_to_exitcode(code)
+    if child.returncode:
         raise SystemExit(f"{' '.join(map(str, command))}: exit {child.returncode}")
-    return anonymous * 1024 / 1e6, everything * 1024 / 1e6, time.perf_counter() - begun
+    cpu = usage.ru_utime + usage.ru_stime
+    return Sampled(anonymous * 1024 / 1e6, resident * 1024 / 1e6, seconds, cpu)
 
 
 def peaks(context, stores):
@@ -122,9 +142,9 @@ def peaks(context, stores):
     store = list(stores.values())[-1]
     for request, _ in REQUESTS:
         runs = [sampled(create(context, request, store)) for _ in range(3)]
-        anonymous = max(run[0] for run in runs)
-        everything = max(run[1] for run in runs)
-        name = f"{request} anonymous peak ({everything:.0f} MB with files)"
+        anonymous = max(run.anonymous_mb for run in runs)
+        resident = max(run.resident_mb for run in runs)
+        name = f"{request} anonymous peak ({resident:.0f} MB with files)"
         yield Row(name, anonymous, PEAK_MB, "MB", 1)
 
 
@@ -138,11 +158,14 @@ def big(context, store):
     for part in (gigabytes / 2, gigabytes):
         size = synthetic(folder, part)
         command = create(context, BIG_FORMAT, store, folder, ["--memory", f"{BIG_MEMORY_MB}MB"])
-        anonymous, _, seconds = sampled(command)
-        results.append((size, seconds))
+        run = sampled(command)
+        results.append((size, run.seconds))
         name = f"{BIG_FORMAT} of {size / 1e9:.1f} GB, anonymous peak"
-        yield Row(name, anonymous, BIG_MEMORY_MB + 100, "MB", 1)
-        print(f"  {size / 1e9:.1f} GB took {seconds:.1f} s, {size / seconds / 1e9:.2f} GB/s in")
+        yield Row(name, run.anonymous_mb, BIG_MEMORY_MB + 100, "MB", 1)
+        print(
+            f"  {size / 1e9:.1f} GB took {run.seconds:.1f} s, {size / run.seconds / 1e9:.2f} GB/s in, "
+            f"{run.cpu:.1f} s of processor time"
+        )
         shutil.rmtree(folder)
         shutil.rmtree(store, ignore_errors=True)
     (half, half_time), (whole, whole_time) = results
