@@ -252,7 +252,7 @@ fn faults_of_policies_name_the_file_and_are_found_before_planning() {
 fn an_expert_that_a_pattern_leaves_apart_is_refused() {
     let sandbox = Sandbox::new();
     let tensors: Vec<(String, Vec<usize>)> = (0..4)
-        .map(|n| (format!("model.layers.0.moe.experts.{n}.w1.weight"), vec![64, 64]))
+        .map(|n| (format!("model.layers.0.block.experts.{n}.w1.weight"), vec![64, 64]))
         .collect();
     sandbox.file("model/model.safetensors", common::safetensors(&tensors));
     sandbox.file("model/config.json", r#"{"architectures": ["Odd"], "num_hidden_layers": 1}"#);

@@ -221,14 +221,20 @@ fn reformatted(tensor: &mut Tensor, wanted: Option<&str>) -> Result<(), String> 
 /// Formats that are unknown or do not fit.
 pub fn recount(plan: &mut Plan) -> Result<(), Faults> {
     let mut faults = Faults::default();
-    for tensor in plan.blobs.iter_mut().flat_map(|blob| &mut blob.tensors) {
-        let op = tensor.ops.last().and_then(Op::quantizes).map(str::to_string);
-        if op.is_none() && tensor.format.is_some() {
-            continue;
-        }
-        let wanted = tensor.format.clone();
-        if let Err(message) = reformatted(tensor, wanted.as_deref()) {
-            faults.push(stale(message).on_tensor(&tensor.name));
+    for blob in &mut plan.blobs {
+        for tensor in &mut blob.tensors {
+            let op = tensor.ops.last().and_then(Op::quantizes).map(str::to_string);
+            if op.is_none() && tensor.format.is_some() {
+                continue;
+            }
+            // The blob's metadata tells which of the two was edited.
+            let named = tensor.format.clone();
+            let known = named.as_deref().and_then(|name| Formats::built_in().get(name));
+            let untouched = known.is_some_and(|format| format.metadata() == blob.metadata);
+            let wanted = if untouched { op } else { named };
+            if let Err(message) = reformatted(tensor, wanted.as_deref()) {
+                faults.push(stale(message).on_tensor(&tensor.name));
+            }
         }
     }
     plan.totals = Totals::of(plan.tensors());

@@ -357,14 +357,18 @@ impl Linter<'_> {
         for (at, name) in named {
             if !parsers().any(|known| known == name) {
                 let message = format!("no parser is named `{name}`");
-                let help = near(name, parsers());
+                let help = near(name, &parsers().collect::<Vec<_>>());
                 self.find(Lint::UnknownParser, &at, message, help);
             }
         }
+        // Capabilities that are known are those of the built-in policies.
+        let library = self.library;
+        let built_in = || library.iter().filter(|entry| entry.built_in);
+        let known = || built_in().flat_map(|entry| entry.file.capabilities.keys());
         for name in file.capabilities.keys() {
-            if !CAPABILITIES.contains(&name.as_str()) {
+            if !self.entry.built_in && !known().any(|other| other == name) {
                 let message = format!("no capability is named `{name}`");
-                let help = near(name, CAPABILITIES.into_iter());
+                let help = near(name, &known().map(String::as_str).collect::<Vec<_>>());
                 let at = path!["capabilities", name.as_str()];
                 self.find(Lint::UnknownCapability, at, message, help);
             }
@@ -429,13 +433,10 @@ fn unreachable(ladder: &[Rung]) -> Vec<(usize, String)> {
     out
 }
 
-/// What a model can be able to do.
-const CAPABILITIES: [&str; 5] = ["completion", "tools", "thinking", "vision", "audio"];
-
-fn near<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
-    match crate::format::nearest(name, known.clone()) {
+fn near(name: &str, known: &[&str]) -> String {
+    match crate::format::nearest(name, known.iter().copied()) {
         Some(near) => format!("did you mean `{near}`?"),
-        None => format!("known are {}", known.collect::<Vec<_>>().join(", ")),
+        None => format!("known are {}", known.join(", ")),
     }
 }
 

@@ -12,7 +12,7 @@ use crate::fault::{Code, Fault, Faults};
 Examples:
   lathe policy show base            the rules that every policy extends
   lathe policy show --formats       the table of formats
-  lathe policy show llama | less")]
+  lathe policy show base | less")]
 pub struct Show {
     /// Name of the policy; `lathe policy list` has them all
     #[arg(required_unless_present = "formats")]
