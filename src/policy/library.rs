@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
+use rayon::prelude::*;
 
 use super::compile::Policy;
 use super::file::{PolicyFile, Role};
@@ -40,6 +41,17 @@ pub struct Entry {
     pub built_in: bool,
 }
 
+impl Entry {
+    fn read(name: &str, body: String, built_in: bool) -> Result<Entry, Fault> {
+        let document = Document::parse(name, body)?;
+        let file: PolicyFile = document.decode()?;
+        if file.name.is_empty() {
+            return Err(document.fault(Code::PolicyName, path!["name"], "a policy needs a name"));
+        }
+        Ok(Entry { document, file, built_in })
+    }
+}
+
 /// All policies that are known, by name.
 #[derive(Debug, Default)]
 pub struct Library {
@@ -49,10 +61,17 @@ pub struct Library {
 impl Library {
     /// The policies that are compiled in.
     pub fn built_in() -> Result<Library, Faults> {
+        // Reading so much YAML is most of the work of planning a small model: all cores do it.
+        let read: Vec<_> = built_in::ARCHITECTURES
+            .par_iter()
+            .map(|(name, body)| Entry::read(name, (*body).to_string(), true))
+            .collect();
         let mut library = Library::default();
         let mut faults = Faults::default();
-        for (name, body) in built_in::ARCHITECTURES {
-            faults.absorb(library.add(name, (*body).to_string(), true).map_err(Faults::from));
+        for entry in read {
+            if let Some(entry) = faults.absorb(entry.map_err(Faults::from)) {
+                library.insert(entry);
+            }
         }
         faults.or(library)
     }
@@ -88,18 +107,14 @@ impl Library {
     pub fn add_file(&mut self, path: &Path) -> Result<String, Fault> {
         let body = std::fs::read_to_string(path)
             .map_err(|error| Fault::io("read the policy", path, &error))?;
-        self.add(&path.display().to_string(), body, false)
+        Ok(self.insert(Entry::read(&path.display().to_string(), body, false)?))
     }
 
-    fn add(&mut self, name: &str, body: String, built_in: bool) -> Result<String, Fault> {
-        let document = Document::parse(name, body)?;
-        let file: PolicyFile = document.decode()?;
-        if file.name.is_empty() {
-            return Err(document.fault(Code::PolicyName, path!["name"], "a policy needs a name"));
-        }
-        let name = file.name.clone();
-        self.entries.insert(name.clone(), Arc::new(Entry { document, file, built_in }));
-        Ok(name)
+    /// Adds a policy, in the place of one of the same name; gives its name.
+    fn insert(&mut self, entry: Entry) -> String {
+        let name = entry.file.name.clone();
+        self.entries.insert(name.clone(), Arc::new(entry));
+        name
     }
 
     /// All policies.
