@@ -153,6 +153,9 @@ fn wrong_usage_is_told_as_json_where_json_is_asked_for() {
     assert_eq!(sandbox.lathe(&["list", "--nonsense"]).stdout, "");
 }
 
+/// An edit of a plan.
+type Edit<'e> = &'e dyn Fn(&mut Value);
+
 /// The plan of the tiny llama for int4, changed by `edit`, given back.
 fn edited(edit: impl Fn(&mut Value)) -> (Sandbox, common::Outcome) {
     let sandbox = Sandbox::new();
@@ -181,8 +184,7 @@ fn a_format_can_be_edited_in_a_plan_and_the_model_tells_so() {
         tensor(plan, UP)["format"] = json!("mxfp8");
         tensor(plan, UP)["ops"][0]["format"] = json!("mxfp8");
     };
-    let edits: [&dyn Fn(&mut Value); 3] =
-        [&|plan| tensor(plan, UP)["format"] = json!("mxfp8"), &operation, &both];
+    let edits: [Edit; 3] = [&|plan| tensor(plan, UP)["format"] = json!("mxfp8"), &operation, &both];
     for edit in edits {
         let (sandbox, outcome) = edited(edit);
         outcome.ok();
@@ -196,7 +198,7 @@ fn a_format_can_be_edited_in_a_plan_and_the_model_tells_so() {
 
 #[test]
 fn what_is_not_to_be_edited_in_a_plan_is_refused() {
-    let edits: [(&str, &dyn Fn(&mut Value)); 7] = [
+    let edits: [(&str, Edit); 7] = [
         ("the plan lacks this tensor", &|plan| {
             plan["blobs"].as_array_mut().unwrap().remove(3);
         }),

@@ -1,6 +1,6 @@
 //! Paths into a model's config, as layout files write them.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// A path such as `quantization_config.config_groups.*.weights.{num_bits,group_size}`.
 #[derive(Clone, Debug, PartialEq)]
@@ -83,13 +83,20 @@ impl ConfigPath {
         };
         let mut found = Vec::new();
         if let Some(start) = start {
-            walk(start, &self.steps, roots.base, &mut found);
+            walk(start, &self.steps, roots.base, None, &mut found);
         }
         found
     }
 }
 
-fn walk(value: &Value, steps: &[Step], base: &str, found: &mut Vec<Value>) {
+/// `around` is the map that holds the weight's own one: what that leaves open is told there.
+fn walk(
+    value: &Value,
+    steps: &[Step],
+    base: &str,
+    around: Option<&Map<String, Value>>,
+    found: &mut Vec<Value>,
+) {
     let Some((step, rest)) = steps.split_first() else {
         if !value.is_null() {
             found.push(value.clone());
@@ -99,25 +106,28 @@ fn walk(value: &Value, steps: &[Step], base: &str, found: &mut Vec<Value>) {
     match (step, value) {
         (Step::Key(key), Value::Object(map)) => {
             if let Some(next) = map.get(key) {
-                walk(next, rest, base, found);
+                walk(next, rest, base, around, found);
             }
         }
         (Step::Base, Value::Object(map)) => {
             if let Some(next) = map.get(base) {
-                walk(next, rest, base, found);
+                walk(next, rest, base, Some(map), found);
             }
         }
         (Step::Any, Value::Object(map)) => {
-            map.values().for_each(|next| walk(next, rest, base, found));
+            map.values().for_each(|next| walk(next, rest, base, around, found));
         }
         (Step::Any, Value::Array(list)) => {
-            list.iter().for_each(|next| walk(next, rest, base, found));
+            list.iter().for_each(|next| walk(next, rest, base, around, found));
         }
         (Step::Pick(keys), Value::Object(map)) => {
-            let picked: Option<Vec<Value>> =
-                keys.iter().map(|key| map.get(key).filter(|v| !v.is_null()).cloned()).collect();
+            let told = |map: &Map<String, Value>, key: &String| {
+                map.get(key).filter(|value| !value.is_null()).cloned()
+            };
+            let pick = |key| told(map, key).or_else(|| told(around?, key));
+            let picked: Option<Vec<Value>> = keys.iter().map(pick).collect();
             if let Some(picked) = picked {
-                walk(&Value::Array(picked), rest, base, found);
+                walk(&Value::Array(picked), rest, base, None, found);
             }
         }
         _ => {}
@@ -148,12 +158,15 @@ mod tests {
     fn paths_find_what_producers_write() {
         let config = json!({
             "q": {"weight_block_size": [128.0, 64], "a.b": {"bits": 8, "group_size": 32}},
+            "mixed": {"bits": 4, "group_size": 64, "a.b": {"bits": 6, "group_size": null}},
             "groups": {"g0": {"w": {"num_bits": 4}}, "g1": {"w": {"num_bits": null}}},
         });
         let roots = Roots { config: &config, quant_config: None, scheme: None, base: "a.b" };
         let values = |path: &str| ConfigPath::parse(path).values(&roots);
         assert_eq!(numbers(&values("q.weight_block_size")[0], 2), Some(vec![128, 64]));
         assert_eq!(numbers(&values("q.<b>.{bits,group_size}")[0], 2), Some(vec![8, 32]));
+        // mlx-lm writes null for what is as everywhere in the folder.
+        assert_eq!(numbers(&values("mixed.<b>.{bits,group_size}")[0], 2), Some(vec![6, 64]));
         assert_eq!(values("groups.*.w.num_bits"), [json!(4)]);
         assert!(values("q.<b>.{bits,mode}").is_empty());
         assert!(values("scheme.weights").is_empty());
