@@ -343,14 +343,16 @@ impl Prepared {
     }
 
     /// Writes the blobs, then the manifest. What fails or is interrupted leaves nothing behind.
+    /// Before the manifest `check` may refuse what was written; the name keeps what it had.
     ///
     /// # Errors
-    /// Those of [`write::execute`] and of the store.
+    /// Those of [`write::execute`], of the store and of `check`.
     pub fn write(
         &self,
         name: &Name,
         store: &Store,
         options: &write::Options,
+        check: &dyn Fn(&Writer, &Manifest) -> Result<(), Faults>,
     ) -> Result<Created, Faults> {
         if let Some(plan) = &self.plan {
             self.require_space(plan, store, options.jobs)?;

@@ -1,7 +1,17 @@
 //! Rates of products with one row: `cargo run --release --example rates`.
 use lathe_kernels::*;
 use std::time::Instant;
-unsafe fn none(_: usize, _: usize, _: usize, _: *const f32, _: *const f32, _: *mut f32, _: usize) {}
+unsafe fn none(
+    _: usize,
+    _: usize,
+    _: usize,
+    _: *const f32,
+    _: *const f32,
+    _: bool,
+    _: *mut f32,
+    _: usize,
+) {
+}
 fn main() {
     for (rows, columns) in [(49152, 576), (1536, 576), (576, 1536), (4096, 4096), (192, 576)] {
         let only = std::env::args().nth(1);

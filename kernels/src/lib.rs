@@ -8,12 +8,14 @@
 //!
 //! Sums are in f32.
 
+mod attention;
 mod codec;
 mod rows;
 mod team;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+pub use attention::{Heads, Sight, attend};
 pub use team::in_parallel;
 
 /// How the elements of a matrix are stored. Rows follow each other without gaps; the elements of
@@ -125,19 +127,13 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// A BLAS's product: `c[i × c_stride + j] = Σ a[i × k + l] × b[j × k + l]` for `i < m`, `j < n`,
-/// `l < k`, on the calling thread alone.
+/// A BLAS's product on the calling thread alone: `c[i × c_stride + j] = Σ a[i × k + l] × B(l, j)`
+/// for `i < m`, `j < n`, `l < k`, where B is `b[j × k + l]` when it is `transposed`, else
+/// `b[l × n + j]`. Arguments: m, n, k, a, b, transposed, c, c_stride.
 #[derive(Clone, Copy)]
 pub struct Gemm(
-    pub  unsafe fn(
-        m: usize,
-        n: usize,
-        k: usize,
-        a: *const f32,
-        b: *const f32,
-        c: *mut f32,
-        c_stride: usize,
-    ),
+    #[expect(clippy::type_complexity, reason = "BLAS's arguments")]
+    pub  unsafe fn(usize, usize, usize, *const f32, *const f32, bool, *mut f32, usize),
 );
 
 /// From so many rows of `x` on, decoding a block first and multiplying it by the BLAS is faster.
@@ -187,7 +183,16 @@ fn product_of_many(x: &[f32], count: usize, matrix: &Matrix, out: &mut [f32], ge
             // SAFETY: `x` is `[count, columns]` and `weights` `[part.rows, columns]`, as checked;
             // of `out` `[count, rows]` this writes the columns that are this call's own.
             unsafe {
-                gemm.0(count, part.rows, columns, x.as_ptr(), weights.as_ptr(), out.at(from), rows)
+                gemm.0(
+                    count,
+                    part.rows,
+                    columns,
+                    x.as_ptr(),
+                    weights.as_ptr(),
+                    true,
+                    out.at(from),
+                    rows,
+                )
             }
         };
         match floats(&part) {

@@ -73,9 +73,6 @@ unsafe impl<C: Codec> Decodes<C> for Portable {
     }
 }
 
-/// Sums that are made at the same time, so that none waits for the one before.
-const CHAINS: usize = 4;
-
 /// Rows of `x` at once.
 const MOST: usize = 4;
 
@@ -257,77 +254,90 @@ impl<I: Decodes<C>, C: Codec, S: Scale> Loop<I, C, S> {
         }
     }
 
+    /// Sums that are made at the same time, so that none waits for the one before: several groups
+    /// or rows of `x` are so by themselves.
+    const CHAINS: usize = if S::BYTES == 0 { 4 } else { 2 };
+
     /// One row of a matrix times rows of `x`, without biases.
     ///
     /// # Safety
-    /// The instruction set must be there.
+    /// The instruction set must be there; the matrix is checked, and each `x` has its columns.
     #[inline(always)]
     unsafe fn dot<const N: usize>(row: &Matrix, group: usize, x: &[&[f32]; N]) -> [f32; N] {
-        let bytes = group / 8 * C::BYTES;
-        // SAFETY: as the caller says.
+        let steps = group / 8;
+        let even = steps - steps % Self::CHAINS;
+        let mut first = [std::ptr::null(); N];
+        for i in 0..N {
+            first[i] = x[i].as_ptr();
+        }
+        let mut weights = row.weight.as_ptr();
+        let mut results = [0.0; N];
+        // SAFETY: as the caller says. A group has `steps` times eight elements, of `C::BYTES`
+        // bytes for eight, and the pointers go on by as many.
         unsafe {
             let mut totals = [I::all(0.0); N];
             for at in 0..row.columns / group {
-                let weights = &row.weight[at * bytes..];
-                let mut sums = [[I::all(0.0); CHAINS]; N];
-                let steps = group / 8;
-                let even = steps - steps % CHAINS;
-                for step in (0..even).step_by(CHAINS) {
-                    for chain in 0..CHAINS {
-                        Self::eight(weights, x, (at * group, step + chain), chain, &mut sums);
+                let mut sums = [[I::all(0.0); 4]; N];
+                for _ in (0..even).step_by(Self::CHAINS) {
+                    for chain in 0..Self::CHAINS {
+                        Self::eight(&mut weights, &mut first, chain, &mut sums);
                     }
                 }
-                for step in even..steps {
-                    Self::eight(weights, x, (at * group, step), 0, &mut sums);
+                for _ in even..steps {
+                    Self::eight(&mut weights, &mut first, 0, &mut sums);
                 }
-                let scale = I::all(S::of(&row.scales[at * S::BYTES..]));
-                for i in 0..N {
-                    for sum in sums[i] {
-                        totals[i] = I::fused(sum, scale, totals[i]);
+                if S::BYTES == 0 {
+                    for i in 0..N {
+                        let one = I::all(1.0);
+                        let (a, b) = (sums[i][0], sums[i][1]);
+                        let (c, d) = (sums[i][2], sums[i][3]);
+                        totals[i] = I::fused(I::fused(a, one, b), one, I::fused(c, one, d));
+                    }
+                } else {
+                    let scale = I::all(S::of(row.scales.get_unchecked(at * S::BYTES..)));
+                    for i in 0..N {
+                        totals[i] = I::fused(sums[i][0], scale, totals[i]);
+                        totals[i] = I::fused(sums[i][1], scale, totals[i]);
                     }
                 }
             }
-            let rest = row.columns % 8;
-            let mut results = [0.0; N];
             for i in 0..N {
                 results[i] = I::sum(totals[i]);
             }
-            if rest > 0 {
-                // Only floats have rows that are no multiple of eight.
-                let from = row.columns - rest;
-                let last = Self::last(row, from);
-                for i in 0..N {
-                    for (w, x) in last.iter().zip(&x[i][from..]) {
-                        results[i] += w * x;
-                    }
+        }
+        let from = row.columns - row.columns % 8;
+        if from < row.columns {
+            // Only floats have rows that are no multiple of eight.
+            let last = Self::last(row, from);
+            for i in 0..N {
+                for (w, x) in last.iter().zip(&x[i][from..]) {
+                    results[i] += w * x;
                 }
             }
-            results
         }
+        results
     }
 
-    /// Eight elements, `step` eights after the group's first, times those of each `x`.
+    /// The next eight elements times those of each `x`.
     ///
     /// A function and not a closure: those are made without the instruction set.
     ///
     /// # Safety
-    /// The instruction set must be there.
+    /// The instruction set must be there, and so many elements behind each pointer.
     #[inline(always)]
     unsafe fn eight<const N: usize>(
-        weights: &[u8],
-        x: &[&[f32]; N],
-        (first, step): (usize, usize),
+        weights: &mut *const u8,
+        x: &mut [*const f32; N],
         chain: usize,
-        sums: &mut [[I::V; CHAINS]; N],
+        sums: &mut [[I::V; 4]; N],
     ) {
-        // More rows than one are chains enough, and leave no registers for others.
-        let chain = if N == 1 { chain } else { chain % 2 };
         // SAFETY: as the caller says.
         unsafe {
-            let w = I::eight(&weights[step * C::BYTES..][..C::BYTES]);
+            let w = I::eight(std::slice::from_raw_parts(*weights, C::BYTES));
+            *weights = weights.add(C::BYTES);
             for i in 0..N {
-                let x = eight_of(x[i], first + step * 8);
-                sums[i][chain] = I::fused(w, I::load(x), sums[i][chain]);
+                sums[i][chain] = I::fused(w, I::load(&*x[i].cast()), sums[i][chain]);
+                x[i] = x[i].add(8);
             }
         }
     }
@@ -371,13 +381,6 @@ impl<I: Decodes<C>, C: Codec, S: Scale> Loop<I, C, S> {
             }
         }
     }
-}
-
-#[inline(always)]
-fn eight_of(x: &[f32], at: usize) -> &Eight {
-    let part = &x[at..at + 8];
-    // SAFETY: a slice of eight.
-    unsafe { &*part.as_ptr().cast() }
 }
 
 #[inline(always)]

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use super::*;
 
 /// Numbers that look random.
-struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
@@ -14,7 +14,7 @@ impl Random {
         self.0 >> 33
     }
 
-    fn float(&mut self) -> f32 {
+    pub fn float(&mut self) -> f32 {
         (self.next() % 2001) as f32 / 1000.0 - 1.0
     }
 
@@ -134,20 +134,23 @@ fn forms() -> Vec<(Form, usize)> {
 }
 
 /// A plain product, in the place of a BLAS's.
-unsafe fn plain(
+#[expect(clippy::too_many_arguments, reason = "BLAS's")]
+pub unsafe fn plain(
     m: usize,
     n: usize,
     k: usize,
     a: *const f32,
     b: *const f32,
+    transposed: bool,
     c: *mut f32,
     stride: usize,
 ) {
     for i in 0..m {
         for j in 0..n {
+            let at = |l: usize| if transposed { j * k + l } else { l * n + j };
             // SAFETY: as the caller of `Gemm` says.
             unsafe {
-                let sum = (0..k).map(|l| *a.add(i * k + l) * *b.add(j * k + l)).sum();
+                let sum = (0..k).map(|l| *a.add(i * k + l) * *b.add(at(l))).sum();
                 *c.add(i * stride + j) = sum;
             }
         }

@@ -99,10 +99,10 @@ decodes! {
         let rest = _mm256_slli_epi32(_mm256_and_si256(wide, _mm256_set1_epi32(0x7f)), 20);
         _mm256_castsi256_ps(_mm256_or_si256(sign, rest))
     };
-    Whole<2>: |p| loaded(<Whole<2> as Codec>::eight(std::slice::from_raw_parts(p, 2)));
-    Whole<3>: |p| loaded(<Whole<3> as Codec>::eight(std::slice::from_raw_parts(p, 3)));
-    Whole<5>: |p| loaded(<Whole<5> as Codec>::eight(std::slice::from_raw_parts(p, 5)));
-    Whole<6>: |p| loaded(<Whole<6> as Codec>::eight(std::slice::from_raw_parts(p, 6)));
+    Whole<2>: |p| eighths::<2>(word16(p));
+    Whole<3>: |p| eighths::<3>(word16(p) | u64::from(p.add(2).read()) << 16);
+    Whole<5>: |p| eighths::<5>(word32(p) | u64::from(p.add(4).read()) << 32);
+    Whole<6>: |p| eighths::<6>(word32(p) | word16(p.add(4)) << 32);
 }
 
 impl DecodesAll for Avx2 {}
@@ -121,9 +121,38 @@ unsafe fn nibbles(p: *const u8) -> __m256i {
 }
 
 /// # Safety
+/// Two bytes at `p`.
+#[inline(always)]
+unsafe fn word16(p: *const u8) -> u64 {
+    // SAFETY: as the caller says.
+    u64::from(unsafe { p.cast::<u16>().read_unaligned() })
+}
+
+/// # Safety
+/// Four bytes at `p`.
+#[inline(always)]
+unsafe fn word32(p: *const u8) -> u64 {
+    // SAFETY: as the caller says.
+    u64::from(unsafe { p.cast::<u32>().read_unaligned() })
+}
+
+/// Eight whole numbers of so many bits each, from the lowest bits of a word.
+///
+/// # Safety
 /// AVX2.
 #[inline(always)]
-unsafe fn loaded(eight: Eight) -> __m256 {
+unsafe fn eighths<const BITS: i64>(word: u64) -> __m256 {
     // SAFETY: as the caller says.
-    unsafe { _mm256_loadu_ps(eight.as_ptr()) }
+    unsafe {
+        let all = _mm256_set1_epi64x(word.cast_signed());
+        let mask = _mm256_set1_epi64x((1 << BITS) - 1);
+        let low = _mm256_srlv_epi64(all, _mm256_setr_epi64x(0, BITS, 2 * BITS, 3 * BITS));
+        let high = _mm256_setr_epi64x(4 * BITS, 5 * BITS, 6 * BITS, 7 * BITS);
+        let high = _mm256_srlv_epi64(all, high);
+        let (low, high) = (_mm256_and_si256(low, mask), _mm256_and_si256(high, mask));
+        // The first four are the even lanes now, and the others the odd ones.
+        let both = _mm256_or_si256(low, _mm256_slli_epi64(high, 32));
+        let order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+        _mm256_cvtepi32_ps(_mm256_permutevar8x32_epi32(both, order))
+    }
 }

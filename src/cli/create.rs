@@ -14,7 +14,7 @@ use super::{interrupt, ui};
 use crate::create::{self, Created, Prepared, Recipe, Settings};
 use crate::fault::{Code, Fault, Faults, Text, Warning};
 use crate::plan::{self, Request};
-use crate::store::{Name, Store};
+use crate::store::{Manifest, Name, Store, Writer};
 use crate::write;
 
 /// Create a model from a Hugging Face folder or a Modelfile
@@ -83,6 +83,9 @@ pub struct Create {
     /// Memory to work with, e.g. 800MB, 4GiB [default: a quarter of the machine's, at most 4GiB]
     #[arg(long, value_name = "SIZE", value_parser = ui::parse_bytes, help_heading = "Work")]
     memory: Option<u64>,
+    /// Leave out the check that the model still predicts a plain sentence
+    #[arg(long, help_heading = "Work")]
+    no_smoke: bool,
     /// Say nothing but faults and warnings; with --output json or yaml, the result alone
     #[arg(long, help_heading = "Work")]
     quiet: bool,
@@ -170,7 +173,13 @@ fn create(args: &Create) -> Result<Outcome, Faults> {
         progress: &progress,
         cancel: interrupt::flag(move || ended_early(for_scripts))?,
     };
-    let created = prepared.write(&name, &store, &options);
+    let created = prepared.write(&name, &store, &options, &|writer, manifest| {
+        match smoke(args, writer, manifest)? {
+            Some(note) if audience == Audience::People => ui::note(note),
+            _ => {}
+        }
+        Ok(())
+    });
     progress.finish();
     Ok(Outcome::Created(Box::new(Report {
         event: "created",
@@ -179,6 +188,35 @@ fn create(args: &Create) -> Result<Outcome, Faults> {
         seconds: begun.elapsed().as_secs_f64(),
         warnings: prepared.warnings().cloned().collect(),
     })))
+}
+
+/// Whether what was written still predicts text; gives what is to be said of it.
+#[cfg(feature = "mlx")]
+fn smoke(args: &Create, writer: &Writer, manifest: &Manifest) -> Result<Option<String>, Faults> {
+    use crate::engine::smoke::{Checked, check};
+    if args.no_smoke {
+        return Ok(None);
+    }
+    Ok(match check(writer, manifest, args.policy_dir.as_deref())? {
+        Checked::Predicts { loss, even } => Some(format!(
+            "smoke check: {loss:.2} nats a token of a plain sentence (an even guess: {even:.2})"
+        )),
+        Checked::OnlyImports => {
+            Some("no smoke check: this architecture can be imported and not run yet".into())
+        }
+        Checked::Misfit(faults) => Some(format!(
+            "no smoke check: the policy's decoder does not fit this model, so it can be imported \
+             and not run: {}",
+            faults.0.first().map_or_else(String::new, |fault| fault.to_string())
+        )),
+        Checked::NoVocabulary => None,
+    })
+}
+
+/// Without MLX nothing can be run.
+#[cfg(not(feature = "mlx"))]
+fn smoke(_: &Create, _: &Writer, _: &Manifest) -> Result<Option<String>, Faults> {
+    Ok(None)
 }
 
 /// The last words of a work that Ctrl-C had to end because it waited for the disk or for a lock.

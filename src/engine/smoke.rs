@@ -3,15 +3,16 @@
 //! One forward pass over a fixed sentence. A model that gives no numbers, or finds the sentence
 //! much less likely than a vocabulary drawn at random would be, was written or described wrongly.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::Value;
 
 use super::generate::failed;
-use super::load::{decoder_of, model_of};
+use super::load::{decoder_of, files_of, is_of_target, model_of};
 use crate::fault::{Code, Fault, Faults};
 use crate::model::{Batch, Blobs, Logits, Model};
-use crate::tokenizer::{Files, Tokenizer};
+use crate::store::{Manifest, Writer, media};
+use crate::tokenizer::Tokenizer;
 
 /// What the model is asked to predict.
 const SENTENCE: &str = "The quick brown fox jumps over the lazy dog. The capital of France is \
@@ -23,7 +24,7 @@ const SENTENCE: &str = "The quick brown fox jumps over the lazy dog. The capital
 const WILD: f64 = 1.5;
 
 /// What the check found.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum Checked {
     /// Mean loss in nats per token of the sentence, and that of an even guess.
     Predicts {
@@ -34,21 +35,26 @@ pub enum Checked {
     },
     /// The architecture's policy has no decoder: it can be imported and not run.
     OnlyImports,
+    /// The policy's decoder does not fit the model.
+    Misfit(Faults),
     /// There is no vocabulary to read the sentence with.
     NoVocabulary,
 }
 
-/// Checks a model before its manifest is written: `blobs` are the files of its tensor layers
-/// (its draft's left out), `files` its small files.
+/// Checks a model that has been written and not committed yet.
 ///
 /// # Errors
 /// Code `smoke-check` when the model gives no numbers or a wildly wrong loss; other codes when
-/// it cannot be loaded at all.
+/// its files cannot be read.
 pub fn check(
-    blobs: impl IntoIterator<Item = PathBuf>,
-    files: &Files,
+    writer: &Writer,
+    manifest: &Manifest,
     policy_dir: Option<&Path>,
 ) -> Result<Checked, Faults> {
+    let files = files_of(manifest, |layer| {
+        let path = writer.path(&layer.digest);
+        std::fs::read(&path).map_err(|error| Fault::io("read", &path, &error))
+    })?;
     let config = files.json("config.json")?.unwrap_or(Value::Null);
     if decoder_of(&config, policy_dir)?.is_none() {
         return Ok(Checked::OnlyImports);
@@ -57,9 +63,16 @@ pub fn check(
     if vocabularies.iter().all(|name| files.get(name).is_none()) {
         return Ok(Checked::NoVocabulary);
     }
-    let tokenizer = Tokenizer::load(files)?;
-    let source = Blobs::open(blobs)?;
-    let model = model_of(&source, files, policy_dir)?;
+    let tokenizer = Tokenizer::load(&files)?;
+    let tensors = manifest.of_type(media::TENSOR).filter(|layer| is_of_target(layer));
+    let source = Blobs::open(tensors.map(|layer| writer.path(&layer.digest)))?;
+    let model = match model_of(&source, &files, policy_dir) {
+        Ok(model) => model,
+        Err(faults) if faults.0.iter().all(|fault| fault.code == Code::Decoder) => {
+            return Ok(Checked::Misfit(faults));
+        }
+        Err(faults) => return Err(faults),
+    };
     let mut ids = tokenizer.encode(SENTENCE)?;
     ids.truncate(model.context().unwrap_or(usize::MAX));
     let (loss, vocabulary) = loss(&model, &ids)?;

@@ -8,19 +8,29 @@ use mlx_rs::{Array, Dtype};
 use super::error::Result;
 use super::raw;
 
-/// What an operation computes: of the inputs' elements, each row-major, those of the result.
-type Compute = dyn Fn(&[&[u8]], &mut [u8]) + Send + Sync;
+/// An input of an operation: its elements from the first in memory to the last, and where they are.
+pub struct View<'a> {
+    /// Elements as bytes.
+    pub bytes: &'a [u8],
+    /// Elements from one to the next on each axis.
+    pub strides: &'a [i64],
+    /// Elements of each axis.
+    pub shape: &'a [i32],
+}
+
+/// What an operation computes: of its inputs the elements of the result.
+type Compute = dyn Fn(&[View], &mut [u8]) + Send + Sync;
 
 struct Function {
     compute: Box<Compute>,
-    /// Bytes of each input.
-    inputs: Vec<usize>,
+    /// Shape and bytes of an element of each input.
+    inputs: Vec<(Vec<i32>, usize)>,
     /// Bytes of the result.
     out: usize,
 }
 
-/// An array of `shape` and `dtype` that `compute` makes of the inputs when it is evaluated. It
-/// must not panic: that ends the process.
+/// An array of `shape` and `dtype` that `compute` makes of the inputs' elements, each input's
+/// row-major, when it is evaluated. It must not panic: that ends the process.
 ///
 /// # Errors
 /// What MLX refuses.
@@ -30,13 +40,38 @@ pub fn host_operation(
     dtype: Dtype,
     compute: impl Fn(&[&[u8]], &mut [u8]) + Send + Sync + 'static,
 ) -> Result<Array> {
+    let compute = move |inputs: &[View], out: &mut [u8]| {
+        let bytes: Vec<&[u8]> = inputs.iter().map(|input| input.bytes).collect();
+        compute(&bytes, out);
+    };
+    operation(inputs, false, shape, dtype, Box::new(compute))
+}
+
+/// The same of views: inputs that need not lie row-major in memory are given as they are.
+///
+/// # Errors
+/// What MLX refuses.
+pub fn host_operation_on_views(
+    inputs: &[&Array],
+    shape: &[i32],
+    dtype: Dtype,
+    compute: impl Fn(&[View], &mut [u8]) + Send + Sync + 'static,
+) -> Result<Array> {
+    operation(inputs, true, shape, dtype, Box::new(compute))
+}
+
+fn operation(
+    inputs: &[&Array],
+    views: bool,
+    shape: &[i32],
+    dtype: Dtype,
+    compute: Box<Compute>,
+) -> Result<Array> {
     let stream = raw::stream();
     let elements: usize = shape.iter().map(|&axis| usize::try_from(axis).unwrap_or(0)).product();
-    let function = Function {
-        compute: Box::new(compute),
-        inputs: inputs.iter().map(|input| input.nbytes()).collect(),
-        out: elements * dtype_bytes(dtype),
-    };
+    let shapes = inputs.iter().map(|input| (input.shape().to_vec(), dtype_bytes(input.dtype())));
+    let out = elements * dtype_bytes(dtype);
+    let function = Function { compute, inputs: shapes.collect(), out };
     let data = Box::into_raw(Box::new(function));
     let inputs: Vec<mlx_sys::mlx_array> = inputs.iter().map(|input| input.as_ptr()).collect();
     // SAFETY: all arrays and the stream are alive during the call; `data` is what `run` and
@@ -46,6 +81,7 @@ pub fn host_operation(
             out,
             inputs.as_ptr(),
             inputs.len(),
+            views,
             shape.as_ptr(),
             shape.len(),
             dtype.into(),
@@ -66,36 +102,59 @@ fn dtype_bytes(dtype: Dtype) -> usize {
     }
 }
 
-unsafe extern "C" fn run(data: *mut c_void, inputs: *const *const c_void, out: *mut c_void) {
-    // SAFETY: `data` is the Function that `host_operation` made, not dropped yet.
+unsafe extern "C" fn run(
+    data: *mut c_void,
+    inputs: *const *const c_void,
+    strides: *const *const i64,
+    out: *mut c_void,
+) {
+    // SAFETY: `data` is the Function that `operation` made, not dropped yet.
     let function = unsafe { &*data.cast_const().cast::<Function>() };
-    // SAFETY: MLX gives as many pointers as there were inputs, each to the elements of a row-major
-    // array of the input's shape and dtype, kept until this returns.
-    let inputs: Vec<&[u8]> = unsafe {
-        let pointers = slice::from_raw_parts(inputs, function.inputs.len());
-        let parts = pointers.iter().zip(&function.inputs);
-        parts.map(|(&start, &bytes)| bytes_at(start.cast(), bytes)).collect()
+    let count = function.inputs.len();
+    // SAFETY: MLX gives as many pointers as there were inputs, each to the first element of an
+    // array of the input's shape and dtype, with the strides of its axes, kept until this returns.
+    let views: Vec<View> = unsafe {
+        let starts = slice::from_raw_parts(inputs, count);
+        let strides = slice::from_raw_parts(strides, count);
+        let inputs = function.inputs.iter().zip(starts.iter().zip(strides));
+        inputs
+            .map(|((shape, width), (&start, &strides))| view(start, strides, shape, *width))
+            .collect()
     };
     if function.out > 0 {
         // SAFETY: MLX has made room for the result, which nothing else sees before this returns.
         let out = unsafe { slice::from_raw_parts_mut(out.cast(), function.out) };
-        (function.compute)(&inputs, out);
+        (function.compute)(&views, out);
     }
 }
 
 /// # Safety
-/// `bytes` bytes at `start` for as long as the result is used; `start` may be null when there
-/// are none.
-unsafe fn bytes_at<'a>(start: *const u8, bytes: usize) -> &'a [u8] {
-    if bytes == 0 {
-        return &[];
+/// An array of `shape` begins at `start`, its elements `width` bytes long and `strides` apart, for
+/// as long as the result is used. Strides are not negative: no operation of a model turns an axis.
+unsafe fn view<'a>(
+    start: *const c_void,
+    strides: *const i64,
+    shape: &'a [i32],
+    width: usize,
+) -> View<'a> {
+    let strides = match shape.len() {
+        0 => &[][..],
+        // SAFETY: a stride for each axis.
+        axes => unsafe { slice::from_raw_parts(strides, axes) },
+    };
+    if shape.contains(&0) {
+        return View { bytes: &[], strides, shape };
     }
-    // SAFETY: as the caller says.
-    unsafe { slice::from_raw_parts(start, bytes) }
+    let steps =
+        shape.iter().zip(strides).map(|(&axis, &stride)| (axis as usize - 1) * stride as usize);
+    let elements = steps.sum::<usize>() + 1;
+    // SAFETY: from the first element to the last.
+    let bytes = unsafe { slice::from_raw_parts(start.cast(), elements * width) };
+    View { bytes, strides, shape }
 }
 
 unsafe extern "C" fn drop_function(data: *mut c_void) {
-    // SAFETY: made by `Box::into_raw` in `host_operation`, and dropped once.
+    // SAFETY: made by `Box::into_raw` in `operation`, and dropped once.
     drop(unsafe { Box::from_raw(data.cast::<Function>()) });
 }
 
@@ -119,6 +178,19 @@ mod tests {
         let doubled = sum.unwrap().multiply(Array::from_int(2).as_dtype(Dtype::Uint8).unwrap());
         let expected = [0, 1 + 3, 2 + 1, 3 + 4, 4 + 2, 5 + 5].map(|x| 2 * x);
         assert_eq!(Host::new(&doubled.unwrap()).unwrap().bytes(), expected);
+    }
+
+    #[test]
+    fn a_view_is_given_as_it_lies() {
+        let bytes: Vec<u8> = (0..24).collect();
+        let array = from_bytes(&bytes, dtype::Dtype::U8, &[4, 6]).unwrap();
+        let rows = Array::from_slice(&[1u32, 2], &[2]);
+        let turned = array.transpose().unwrap();
+        let made = host_operation_on_views(&[&turned, &rows], &[2], Dtype::Uint8, |views, out| {
+            assert_eq!((views[0].strides, views[0].shape), (&[1, 6][..], &[6, 4][..]));
+            out.copy_from_slice(&[views[0].bytes[7], views[1].bytes.len() as u8]);
+        });
+        assert_eq!(Host::new(&made.unwrap()).unwrap().bytes(), [7, 8]);
     }
 
     #[test]

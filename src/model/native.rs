@@ -3,17 +3,18 @@
 //! Weights stay in the form that they are stored in, floats too: a product reads each once, on
 //! all cores.
 
+use std::borrow::Cow;
 use std::os::raw::c_int;
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use lathe_kernels::{Form, Gemm, Matrix, product};
+use lathe_kernels::{Form, Gemm, Heads, Matrix, Sight, attend, product};
 use mlx_rs::error::Exception;
 use mlx_rs::{Array, Dtype};
 
 use super::ops::Result;
 use super::source::Quantized;
 use crate::format::Mode;
-use crate::mlx::host::host_operation;
+use crate::mlx::host::{View, host_operation, host_operation_on_views};
 
 /// A matrix `[out, in]` or stacked ones `[experts, out, in]` that the kernels can multiply with.
 #[derive(Clone, Debug)]
@@ -192,6 +193,71 @@ impl Places {
     }
 }
 
+/// How queries see keys.
+#[derive(Clone, Copy, Debug)]
+pub struct Seeing {
+    /// Multiplies scores.
+    pub scale: f32,
+    /// Query i sees key j up to `first + i`.
+    pub first: usize,
+    /// At most so many keys, the last ones.
+    pub window: Option<usize>,
+}
+
+/// Attention of queries over keys and values, `[1, heads, tokens, width]` each in f32; `sinks`
+/// `[heads]`.
+pub fn attention(
+    [queries, keys, values]: [&Array; 3],
+    sinks: Option<&Array>,
+    seeing: Seeing,
+) -> Result<Array> {
+    let shape = [1, queries.dim(1), queries.dim(2), values.dim(3)];
+    let mut inputs = vec![queries, keys, values];
+    inputs.extend(sinks);
+    let Seeing { scale, first, window } = seeing;
+    let made = host_operation_on_views(&inputs, &shape, Dtype::Float32, move |views, out| {
+        let [q, k, v] = [0, 1, 2].map(|i| lined_up(&views[i]));
+        let sinks = views.get(3).map(|view| cast_slice(view.bytes));
+        let sight = Sight { scale, first, window, sinks };
+        attend(
+            heads_of(&views[0], &q),
+            heads_of(&views[1], &k),
+            heads_of(&views[2], &v),
+            &sight,
+            cast_slice_mut(out),
+            BLAS,
+        );
+    });
+    made.map_err(failed)
+}
+
+/// The four axes of a view.
+fn axes(view: &View) -> [usize; 4] {
+    std::array::from_fn(|axis| view.shape[axis] as usize)
+}
+
+/// The elements of a view `[1, heads, rows, width]` whose rows follow each other, and the elements
+/// from a head to the next; a copy if they lie otherwise.
+fn lined_up<'a>(view: &View<'a>) -> (Cow<'a, [f32]>, usize) {
+    let floats: &[f32] = cast_slice(view.bytes);
+    let [_, heads, rows, width] = axes(view);
+    let [_, of_head, of_row, of_element] = std::array::from_fn(|axis| view.strides[axis] as usize);
+    let tight = (width == 1 || of_element == 1) && (rows == 1 || of_row == width);
+    if tight {
+        return (Cow::Borrowed(floats), of_head);
+    }
+    let mut copy = Vec::with_capacity(heads * rows * width);
+    for row in (0..heads).flat_map(|head| (0..rows).map(move |row| head * of_head + row * of_row)) {
+        copy.extend((0..width).map(|element| floats[row + element * of_element]));
+    }
+    (Cow::Owned(copy), rows * width)
+}
+
+fn heads_of<'a>(view: &View, (data, stride): &'a (Cow<[f32]>, usize)) -> Heads<'a> {
+    let [_, heads, rows, width] = axes(view);
+    Heads { data, heads, rows, width, stride: *stride }
+}
+
 fn misfit(x: &Array, columns: i32) -> Exception {
     let message = format!("an array {:?} does not fit a matrix of {columns} columns", x.shape());
     Exception::custom(message)
@@ -206,12 +272,14 @@ const BLAS: Gemm = Gemm(sgemm);
 
 /// # Safety
 /// As [`Gemm`] says.
+#[expect(clippy::too_many_arguments, reason = "BLAS's")]
 unsafe fn sgemm(
     m: usize,
     n: usize,
     k: usize,
     a: *const f32,
     b: *const f32,
+    transposed: bool,
     c: *mut f32,
     c_stride: usize,
 ) {
@@ -220,10 +288,11 @@ unsafe fn sgemm(
     const TRANSPOSED: c_int = 112;
     // Axes of MLX's arrays, and parts of them: they fit.
     let (m, n, k, c_stride) = (m as c_int, n as c_int, k as c_int, c_stride as c_int);
+    let (of_b, b_stride) = if transposed { (TRANSPOSED, k) } else { (AS_IT_IS, n) };
     // SAFETY: as the caller says.
     unsafe {
         mlx_sys::cblas_sgemm(
-            ROW_MAJOR, AS_IT_IS, TRANSPOSED, m, n, k, 1.0, a, k, b, k, 0.0, c, c_stride,
+            ROW_MAJOR, AS_IT_IS, of_b, m, n, k, 1.0, a, k, b, b_stride, 0.0, c, c_stride,
         );
     }
 }
