@@ -362,6 +362,7 @@ impl Prepared {
         let config = writer.add(&json(&self.config())?)?.layer(media::CONFIG, None);
         let manifest = Manifest::new(config, layers);
         let size = manifest.size();
+        check(&writer, &manifest).map_err(|faults| kept(faults, &writer))?;
         options.progress.phase(write::SYNCING);
         let done = writer.commit(name, &manifest)?;
         Ok(Created {

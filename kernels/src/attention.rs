@@ -77,7 +77,7 @@ pub fn attend(
     for heads in [&queries, &keys, &values] {
         heads.check();
     }
-    assert!(queries.heads % keys.heads == 0 && keys.heads == values.heads, "heads");
+    assert!(queries.heads.is_multiple_of(keys.heads) && keys.heads == values.heads, "heads");
     assert!(queries.width == keys.width && keys.rows == values.rows, "keys");
     assert!(sight.first + queries.rows <= keys.rows, "positions");
     assert!(sight.sinks.is_none_or(|sinks| sinks.len() == queries.heads), "sinks");
@@ -226,7 +226,7 @@ fn exp(x: f32) -> f32 {
     let rounded = x * std::f32::consts::LOG2_E + ROUNDER;
     let n = rounded - ROUNDER;
     // ln 2 in two parts, the first of them exact in products with n.
-    let r = (x - n * 0.693_359_375) + n * 2.121_944_4e-4;
+    let r = (x - n * 0.693_359_4) + n * 2.121_944_4e-4;
     let mut sum = SERIES[7];
     for factor in SERIES[..7].iter().rev() {
         sum = sum * r + factor;

@@ -71,7 +71,8 @@ impl Form {
             Form::Affine { bits, .. } => matches!(bits, 2..=6 | 8),
             _ => true,
         };
-        let whole = self.group().is_none_or(|(group, _)| group % 8 == 0 && columns % group == 0);
+        let whole =
+            self.group().is_none_or(|(group, _)| group % 8 == 0 && columns.is_multiple_of(group));
         bits && whole && columns > 0
     }
 }
@@ -131,10 +132,7 @@ impl<'a> Matrix<'a> {
 /// for `i < m`, `j < n`, `l < k`, where B is `b[j × k + l]` when it is `transposed`, else
 /// `b[l × n + j]`. Arguments: m, n, k, a, b, transposed, c, c_stride.
 #[derive(Clone, Copy)]
-pub struct Gemm(
-    #[expect(clippy::type_complexity, reason = "BLAS's arguments")]
-    pub  unsafe fn(usize, usize, usize, *const f32, *const f32, bool, *mut f32, usize),
-);
+pub struct Gemm(pub unsafe fn(usize, usize, usize, *const f32, *const f32, bool, *mut f32, usize));
 
 /// From so many rows of `x` on, decoding a block first and multiplying it by the BLAS is faster.
 const MANY: usize = 12;
