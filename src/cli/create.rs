@@ -215,7 +215,8 @@ fn smoke(args: &Create, writer: &Writer, manifest: &Manifest) -> Result<Option<S
 
 /// Without MLX nothing can be run.
 #[cfg(not(feature = "mlx"))]
-fn smoke(_: &Create, _: &Writer, _: &Manifest) -> Result<Option<String>, Faults> {
+fn smoke(args: &Create, _: &Writer, _: &Manifest) -> Result<Option<String>, Faults> {
+    let _ = args.no_smoke;
     Ok(None)
 }
 
