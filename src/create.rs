@@ -9,10 +9,10 @@ use std::sync::{Arc, LazyLock};
 use crate::fault::{Code, Fault, Faults, Text};
 use crate::modelfile::{Modelfile, Parameters, Spanned};
 use crate::plan::{self, Plan, Request};
-use crate::policy::{Library, Policy, Role, fit};
-use crate::read::{self, Inventory};
+use crate::policy::{Library, Role};
+use crate::read::Inventory;
 use crate::store::{Config, Layer, Manifest, Name, Origin, Store, Writer, media};
-use crate::{classify, format, write};
+use crate::{format, prepare, write};
 
 /// What to make a model from.
 #[derive(Clone, Debug)]
@@ -175,7 +175,7 @@ pub fn prepare(recipe: Recipe, settings: &Settings, store: &Store) -> Result<Pre
     let draft = recipe
         .draft
         .as_deref()
-        .and_then(|dir| faults.absorb(Stock::read(dir, Role::Draft, &library)));
+        .and_then(|dir| faults.absorb(prepare::prepare(dir, Role::Draft, &library)));
     let modelfile = recipe.modelfile;
     let mut options = plan::Options {
         request: settings.request.clone(),
@@ -184,17 +184,17 @@ pub fn prepare(recipe: Recipe, settings: &Settings, store: &Store) -> Result<Pre
     };
     match recipe.from {
         From::Folder(dir) => {
-            let target = faults.absorb(Stock::read(&dir, Role::Target, &library));
+            let target = faults.absorb(prepare::prepare(&dir, Role::Target, &library));
             let (Some(target), true) = (target, faults.0.is_empty()) else { return Err(faults) };
             if let Some(draft) = &draft {
                 faults.absorb(draft.fits(&target.inventory.config));
             }
-            let draft_stock = draft.as_ref().map(Stock::lend);
+            let draft_stock = draft.as_ref().map(prepare::Prepared::stock);
             let given = settings.plan.as_deref().map(given_plan).transpose()?;
             if let Some(given) = &given {
                 options.request = given.request.clone();
             }
-            let fresh = plan::plan(target.lend(), draft_stock, &options);
+            let fresh = plan::plan(target.stock(), draft_stock, &options);
             let plan = match (given, &settings.plan) {
                 (Some(given), Some(file)) => {
                     fresh.and_then(|fresh| plan::check(given, fresh, &file.display().to_string()))
@@ -218,52 +218,13 @@ pub fn prepare(recipe: Recipe, settings: &Settings, store: &Store) -> Result<Pre
             let plan = match &draft {
                 Some(draft) => {
                     faults.absorb(draft.fits(&store.model_config(&manifest)?));
-                    faults.absorb(plan::plan_draft(draft.lend(), &options))
+                    faults.absorb(plan::plan_draft(draft.stock(), &options))
                 }
                 None => None,
             };
             let draft = faults.or(draft)?.map(|draft| draft.inventory);
             Ok(Prepared { plan, base: Base::Stored { manifest, config }, draft, modelfile })
         }
-    }
-}
-
-/// A folder that has been read and classified, with the policy for it.
-struct Stock {
-    inventory: Inventory,
-    classified: classify::Classified,
-    policy: Policy,
-}
-
-impl Stock {
-    fn read(dir: &Path, role: Role, library: &Library) -> Result<Stock, Faults> {
-        let inventory = read::source(dir)?;
-        let architecture = plan::architecture(&inventory.config)?;
-        let mut faults = Faults::default();
-        let classified = faults.absorb(classify::classify(&inventory));
-        let policy = library.find(&architecture, role).map_err(Faults::from);
-        let policy = faults.absorb(policy.and_then(|entry| library.compile(entry)));
-        match (classified, policy) {
-            (Some(classified), Some(policy)) => faults.or(Stock { inventory, classified, policy }),
-            _ => Err(faults),
-        }
-    }
-
-    /// Whether it fits, as a draft, a target of this config.
-    fn fits(&self, target: &serde_json::Value) -> Result<(), Faults> {
-        let tensors = self.inventory.tensors.iter();
-        let tensors: Vec<_> = tensors.map(|t| (t.name.as_str(), t.shape.as_slice())).collect();
-        let draft = fit::Draft { config: &self.inventory.config, tensors: &tensors };
-        let fit = fit::check(&self.policy, draft, target);
-        fit.map_err(|faults| {
-            let of_config = |fault: Fault| fault.in_file(self.inventory.dir.join(read::CONFIG));
-            Faults(faults.0.into_iter().map(of_config).collect())
-        })
-    }
-
-    fn lend(&self) -> plan::Stock<'_> {
-        let Stock { inventory, classified, policy } = self;
-        plan::Stock { inventory, classified, policy }
     }
 }
 

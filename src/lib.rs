@@ -1,8 +1,9 @@
 //! lathe: a declarative rule engine that turns a Hugging Face model folder into one that runs
 //! well on MLX, and the runtime that runs it.
 //!
-//! Data flows through the rooms in one direction: [`read`] → [`classify`] → [`plan`] → write →
-//! store. See each room's own words.
+//! Data flows through the rooms in one direction: [`read`] → [`classify`] → [`plan`] → [`write`] →
+//! [`store`] makes a model; chat → tokenizer → engine → sample answers from one, where the engine
+//! runs `model` over `cache`. See each room's own words.
 
 #[cfg(feature = "mlx")]
 pub mod cache;

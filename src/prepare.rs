@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use crate::classify::{self, Classified};
-use crate::fault::Faults;
+use crate::fault::{Fault, Faults};
 use crate::plan::{Stock, architecture};
-use crate::policy::{Library, Policy, Role};
+use crate::policy::{Library, Policy, Role, fit};
 use crate::read::{self, Inventory};
 
 /// A model folder, or an inventory file, that has been read and classified.
@@ -19,6 +19,20 @@ pub struct Prepared {
 }
 
 impl Prepared {
+    /// Whether it fits, as a draft, a target of this config.
+    ///
+    /// # Errors
+    /// As [`fit::check`], each naming the draft's config.
+    pub fn fits(&self, target: &serde_json::Value) -> Result<(), Faults> {
+        let tensors = self.inventory.tensors.iter();
+        let tensors: Vec<_> = tensors.map(|t| (t.name.as_str(), t.shape.as_slice())).collect();
+        let draft = fit::Draft { config: &self.inventory.config, tensors: &tensors };
+        fit::check(&self.policy, draft, target).map_err(|faults| {
+            let of_config = |fault: Fault| fault.in_file(self.inventory.dir.join(read::CONFIG));
+            Faults(faults.0.into_iter().map(of_config).collect())
+        })
+    }
+
     /// What planning takes.
     pub fn stock(&self) -> Stock<'_> {
         Stock { inventory: &self.inventory, classified: &self.classified, policy: &self.policy }
@@ -47,7 +61,7 @@ pub fn with_policy(
     policy: Option<&str>,
 ) -> Result<Prepared, Faults> {
     let entry = match policy {
-        None => library.find(&architecture(&inventory.config)?, role)?,
+        None => library.find(&architecture(&inventory.config)?, role),
         Some(name) => library.get(name).ok_or_else(|| {
             let near = crate::format::nearest(name, library.iter().map(|e| e.file.name.as_str()));
             let fault = crate::fault::Fault::new(
@@ -58,9 +72,15 @@ pub fn with_policy(
                 Some(near) => fault.help(format!("did you mean `{near}`?")),
                 None => fault.help("`lathe policy list` shows all"),
             }
-        })?,
+        }),
     };
-    let policy = library.compile(entry)?;
-    let classified = classify::classify(&inventory)?;
-    Ok(Prepared { inventory, classified, policy })
+    // What is wrong with the folder and with the policy is told together.
+    let mut faults = Faults::default();
+    let classified = faults.absorb(classify::classify(&inventory));
+    let policy =
+        faults.absorb(entry.map_err(Faults::from).and_then(|entry| library.compile(entry)));
+    match (classified, policy) {
+        (Some(classified), Some(policy)) => Ok(Prepared { inventory, classified, policy }),
+        _ => Err(faults),
+    }
 }

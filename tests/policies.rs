@@ -168,3 +168,11 @@ fn the_search_for_names_finds_them() {
     assert_eq!(literals(source), ["x.v_proj", "no", "experts"]);
     assert_eq!(alternatives("**.{a,b}.{c,d}"), ["**.a.c", "**.a.d", "**.b.c", "**.b.d"]);
 }
+
+#[test]
+fn every_lint_is_documented() {
+    let docs = std::fs::read_to_string(root("docs/policies.md")).unwrap();
+    let codes = lathe::policy::lint::Lint::ALL.iter().map(|lint| lint.code());
+    let missing: Vec<_> = codes.filter(|code| !docs.contains(&format!("`{code}`"))).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
