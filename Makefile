@@ -22,11 +22,13 @@ LATHE := $(TARGET)/release/lathe
 VENV := .venv/bin/python
 RETRY := scripts/retry.sh
 
+PACKAGES := --package mlx-lathe --package lathe-kernels
+
 # cargo nextest runs the same tests, faster.
 ifneq ($(shell command -v cargo-nextest),)
-TEST := cargo nextest run --no-fail-fast
+TEST := cargo nextest run --no-fail-fast $(PACKAGES)
 else
-TEST := cargo test --no-fail-fast
+TEST := cargo test --no-fail-fast $(PACKAGES)
 endif
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

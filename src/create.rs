@@ -304,14 +304,16 @@ impl Prepared {
     }
 
     /// Writes the blobs, then the manifest. What fails or is interrupted leaves nothing behind.
+    /// Before the manifest `check` may refuse what was written; the name keeps what it had.
     ///
     /// # Errors
-    /// Those of [`write::execute`] and of the store.
+    /// Those of [`write::execute`], of the store and of `check`.
     pub fn write(
         &self,
         name: &Name,
         store: &Store,
         options: &write::Options,
+        check: &dyn Fn(&Writer, &Manifest) -> Result<(), Faults>,
     ) -> Result<Created, Faults> {
         if let Some(plan) = &self.plan {
             self.require_space(plan, store, options.jobs)?;
@@ -321,6 +323,7 @@ impl Prepared {
         let config = writer.add(&json(&self.config())?)?.layer(media::CONFIG, None);
         let manifest = Manifest::new(config, layers);
         let size = manifest.size();
+        check(&writer, &manifest).map_err(|faults| kept(faults, &writer))?;
         options.progress.phase(write::SYNCING);
         let done = writer.commit(name, &manifest)?;
         Ok(Created {

@@ -141,6 +141,8 @@ codes! {
     AnswerParser = "answer-parser",
     /// The prompt is longer than the model was trained for.
     ContextTooLong = "context-too-long",
+    /// The model that was made does not predict text as a language model does.
+    SmokeCheck = "smoke-check",
     /// An operation on tensors failed.
     Compute = "compute",
     /// The feature was left out of this build.

@@ -17,7 +17,7 @@ pub struct Named {
 pub const ALL: &[Named] = &[
     named::<crate::policy::file::PolicyFile>("policy", "a policy of an architecture"),
     named::<crate::format::FormatsFile>("formats", "the table of formats"),
-    named::<crate::policy::parsers::Parsers>("parsers", "the table of parsers"),
+    named::<crate::policy::parsers::Answers>("parser", "a parser of answers"),
     named::<crate::policy_test::TestFile>("policy-test", "tests of a policy"),
     named::<crate::plan::Plan>("plan", "a printed plan"),
     named::<crate::classify::file::SourceFile>("source", "a producer's layout"),

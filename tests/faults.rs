@@ -257,7 +257,8 @@ fn a_disk_that_fills_up_meanwhile_is_a_clear_error_and_leaves_nothing() {
         progress: &Fill(filler.clone()),
         cancel: &AtomicBool::new(false),
     };
-    let faults = prepared.write(&Name::parse("m").unwrap(), &store, &options).unwrap_err();
+    let faults =
+        prepared.write(&Name::parse("m").unwrap(), &store, &options, &|_, _| Ok(())).unwrap_err();
     assert_eq!(faults.0[0].code, Code::NoSpace, "{faults}");
     assert_eq!(sandbox.stored(), ["filler"]);
     fs::remove_file(filler).unwrap();

@@ -3,58 +3,11 @@
 //! How a family marks these is data: `policies/parsers/NAME.yaml`, read into [`Answers`]. A mark
 //! that may still be coming is held back, so no piece of one is ever shown.
 
-use std::path::Path;
-
-use schemars::JsonSchema;
-use serde::Deserialize;
 use serde_json::Value;
 
-use super::tools::{self, Form};
-use crate::fault::{Code, Fault};
-use crate::policy::library::built_in_parsers;
+use super::tools;
+pub use crate::policy::parsers::{Answers, DEFAULT};
 use crate::sample::overlap;
-
-/// The parser of models whose policy names none.
-pub const DEFAULT: &str = "plain";
-
-/// How a family of models marks the parts of its answers.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Answers {
-    /// The name that policies call it by.
-    pub name: String,
-    /// What stands around thinking.
-    #[serde(default)]
-    pub thinking: Option<Marks>,
-    /// What stands around tool calls, and how a call is written between.
-    #[serde(default)]
-    pub tools: Vec<ToolMarks>,
-    /// Marks without meaning for a reader: they are left out.
-    #[serde(default)]
-    pub drop: Vec<String>,
-}
-
-/// An opening and a closing mark.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Marks {
-    /// What opens it. A prompt that ends with this mark has opened it already.
-    pub open: String,
-    /// What closes it; the end of the answer does too.
-    pub close: String,
-}
-
-/// Tool calls: their marks and their form.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ToolMarks {
-    /// What opens a call, or a list of calls.
-    pub open: String,
-    /// What closes it; the end of the answer does too.
-    pub close: String,
-    /// How the calls between the marks are written.
-    pub form: Form,
-}
 
 /// A piece of an answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,40 +30,6 @@ pub struct ToolCall {
 }
 
 impl Answers {
-    /// The parser of that name: from `parsers/NAME.yaml` of the policy folders, the last one
-    /// first, else one that lathe carries.
-    ///
-    /// # Errors
-    /// When there is none of that name, or its file cannot be understood.
-    pub fn named(name: &str, policy_dirs: &[&Path]) -> Result<Self, Fault> {
-        for dir in policy_dirs.iter().rev() {
-            let path = dir.join("parsers").join(format!("{name}.yaml"));
-            if path.is_file() {
-                let text = std::fs::read_to_string(&path)
-                    .map_err(|error| Fault::io("read", &path, &error))?;
-                return Self::parse(&text).map_err(|fault| fault.in_file(&path));
-            }
-        }
-        match built_in_parsers().find(|(known, _)| known.eq_ignore_ascii_case(name)) {
-            Some((known, text)) => Self::parse(text)
-                .map_err(|fault| fault.in_file(format!("built-in:parsers/{known}.yaml"))),
-            None => {
-                let known: Vec<&str> = built_in_parsers().map(|(known, _)| known).collect();
-                Err(Fault::new(Code::AnswerParser, format!("there is no parser {name:?}")).help(
-                    format!(
-                        "parsers are {}; a policy folder may add parsers/{name}.yaml",
-                        known.join(", ")
-                    ),
-                ))
-            }
-        }
-    }
-
-    fn parse(text: &str) -> Result<Self, Fault> {
-        serde_yaml::from_str(text)
-            .map_err(|error| Fault::new(Code::AnswerParser, format!("not a parser: {error}")))
-    }
-
     /// All marks, so that special tokens among them are not lost in decoding.
     pub fn marks(&self) -> impl Iterator<Item = &str> {
         let thinking = self.thinking.iter().flat_map(|m| [m.open.as_str(), m.close.as_str()]);

@@ -1,55 +1,10 @@
 //! The forms in which models write tool calls. Each family uses one of a few; which, is data.
 
-use schemars::JsonSchema;
-use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::answer::ToolCall;
-
-/// How calls are written between their marks.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Form {
-    /// JSON: one object, several one after another, or a list of them.
-    Json {
-        /// Key of the tool's name.
-        #[serde(default = "name_key")]
-        name: String,
-        /// Key of the arguments; the first that is there.
-        #[serde(default = "argument_keys")]
-        arguments: Vec<String>,
-    },
-    /// The name, a mark, and the arguments as JSON, perhaps fenced; several one after another.
-    NamedJson {
-        /// What stands before the name.
-        #[serde(default)]
-        before: String,
-        /// What stands between name and arguments.
-        between: String,
-        /// What ends one call.
-        #[serde(default)]
-        after: String,
-    },
-    /// `<function=NAME><parameter=KEY>VALUE</parameter></function>` (Qwen3-Coder).
-    FunctionTags,
-    /// `NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>` (GLM).
-    KeyValueTags,
-    /// `call:NAME{key:value,…}` with texts between quote marks of its own (Gemma 4).
-    Call {
-        /// The mark before and after a text.
-        quote: String,
-    },
-    /// `to=functions.NAME … <|message|>JSON` (OpenAI's Harmony).
-    Harmony,
-}
-
-fn name_key() -> String {
-    "name".into()
-}
-
-fn argument_keys() -> Vec<String> {
-    vec!["arguments".into(), "parameters".into()]
-}
+pub use crate::policy::parsers::Form;
+use crate::policy::parsers::{argument_keys, name_key};
 
 impl Form {
     /// Marks inside calls.

@@ -1,5 +1,6 @@
 //! `lathe create`
 
+use std::cell::RefCell;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use super::{interrupt, ui};
 use crate::create::{self, Created, Prepared, Recipe, Settings};
 use crate::fault::{Code, Fault, Faults, Text, Warning};
 use crate::plan::{self, Request};
-use crate::store::{Name, Store};
+use crate::store::{Manifest, Name, Store, Writer};
 use crate::write;
 
 /// Create a model from a Hugging Face folder or a Modelfile
@@ -83,6 +84,9 @@ pub struct Create {
     /// Memory to work with, e.g. 800MB, 4GiB [default: a quarter of the machine's, at most 4GiB]
     #[arg(long, value_name = "SIZE", value_parser = ui::parse_bytes, help_heading = "Work")]
     memory: Option<u64>,
+    /// Leave out the check that the model still predicts a plain sentence
+    #[arg(long, help_heading = "Work")]
+    no_smoke: bool,
     /// Say nothing but faults and warnings; with --output json or yaml, the result alone
     #[arg(long, help_heading = "Work")]
     quiet: bool,
@@ -128,6 +132,8 @@ struct Report {
     event: &'static str,
     #[serde(flatten)]
     created: Created,
+    /// What the check after it found; `null` when it was left out.
+    smoke: Option<Smoke>,
     /// What it was made from.
     from: String,
     seconds: f64,
@@ -170,15 +176,75 @@ fn create(args: &Create) -> Result<Outcome, Faults> {
         progress: &progress,
         cancel: interrupt::flag(move || ended_early(for_scripts))?,
     };
-    let created = prepared.write(&name, &store, &options);
+    let smoke = RefCell::new(None);
+    let created = prepared.write(&name, &store, &options, &|writer, manifest| {
+        if !args.no_smoke {
+            write::Progress::phase(&progress, write::CHECKING);
+            smoke.replace(check(args.policy_dir.as_deref(), writer, manifest)?);
+        }
+        Ok(())
+    });
     progress.finish();
+    let created = created?;
+    let smoke = smoke.into_inner();
+    if let (Some(smoke), Audience::People) = (&smoke, audience) {
+        ui::note(&smoke.note);
+    }
     Ok(Outcome::Created(Box::new(Report {
         event: "created",
-        created: created?,
+        created,
+        smoke,
         from,
         seconds: begun.elapsed().as_secs_f64(),
         warnings: prepared.warnings().cloned().collect(),
     })))
+}
+
+/// Whether what was made still predicts text.
+#[derive(Default, Serialize)]
+struct Smoke {
+    /// Mean loss of a plain sentence, in nats a token; `null` when it could not be measured.
+    loss: Option<f64>,
+    /// That of an even guess over the vocabulary.
+    even: Option<f64>,
+    /// The same for people, or why it was not measured.
+    note: String,
+}
+
+/// Whether what was written still predicts text.
+#[cfg(feature = "mlx")]
+fn check(
+    policy_dir: Option<&Path>,
+    writer: &Writer,
+    manifest: &Manifest,
+) -> Result<Option<Smoke>, Faults> {
+    use crate::engine::smoke::{Checked, check};
+    let why = match check(writer, manifest, policy_dir)? {
+        Checked::Predicts { loss, even } => {
+            let note = format!(
+                "smoke check: {loss:.2} nats a token of a plain sentence (an even guess: {even:.2})"
+            );
+            return Ok(Some(Smoke { loss: Some(loss), even: Some(even), note }));
+        }
+        Checked::OnlyImports => "this architecture can be imported and not run yet".into(),
+        Checked::CannotRun(faults) => format!(
+            "this model can be imported and not run: {}",
+            faults.0.first().map_or_else(String::new, |fault| fault.to_string())
+        ),
+        Checked::TooLarge(bytes, memory) => format!(
+            "the model's {} and what else runs need more than this machine's {}",
+            ui::bytes(bytes),
+            ui::bytes(memory)
+        ),
+        Checked::NoVocabulary => "there is no vocabulary that spells a plain sentence".into(),
+    };
+    Ok(Some(Smoke { note: format!("no smoke check: {why}"), ..Smoke::default() }))
+}
+
+/// Without MLX nothing can be run.
+#[cfg(not(feature = "mlx"))]
+fn check(_: Option<&Path>, _: &Writer, _: &Manifest) -> Result<Option<Smoke>, Faults> {
+    Ok(None)
 }
 
 /// The last words of a work that Ctrl-C had to end because it waited for the disk or for a lock.

@@ -62,19 +62,19 @@ pub struct Run {
 #[command(next_help_heading = "Answering")]
 struct SamplingArgs {
     /// 0 always takes the likeliest token [default: the model's]
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     temperature: Option<f64>,
     /// Take one of so many likeliest tokens
     #[arg(long, value_name = "COUNT")]
     top_k: Option<u32>,
     /// Take one of the likeliest tokens that together reach this probability
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     top_p: Option<f64>,
     /// Leave out tokens less likely than this fraction of the likeliest
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     min_p: Option<f64>,
     /// Makes a sampled answer repeatable
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     seed: Option<u64>,
     /// Most tokens of the answer
     #[arg(long, short = 'n', value_name = "COUNT")]

@@ -10,8 +10,9 @@ use crate::chat::{Answers, Template, is_go, template_of};
 use crate::fault::{Code, Fault, Faults};
 use crate::model::description::Decoder;
 use crate::model::{Blobs, Compute, Model, TensorSource, load as load_model};
+use crate::plan::DRAFT_PREFIX;
 use crate::policy::{Library, Role};
-use crate::store::{Manifest, Name, Store, media};
+use crate::store::{Layer, Manifest, Name, Store, media};
 use crate::tokenizer::{Files, Tokenizer};
 
 /// A model that answers.
@@ -43,10 +44,10 @@ impl Engine {
         let begin = Instant::now();
         let manifest = store.manifest(name)?;
         let config = store.config(&manifest)?;
-        let files = files_of(store, &manifest)?;
+        let files = files_of(&manifest, |layer| store.read_blob(layer))?;
         let paths = manifest
             .of_type(media::TENSOR)
-            .filter(|layer| !layer.name.as_deref().unwrap_or("").starts_with("draft."))
+            .filter(|layer| is_of_target(layer))
             .map(|layer| store.blob_path(&layer.digest));
         let source = Blobs::open(paths)?;
         let model = model_of(&source, &files, policy_dir)?;
@@ -138,17 +139,25 @@ fn architecture(config: &Value) -> String {
 ///
 /// # Errors
 /// When a blob is missing or damaged.
-pub(super) fn files_of(store: &Store, manifest: &Manifest) -> Result<Files, Fault> {
+pub(super) fn files_of(
+    manifest: &Manifest,
+    read: impl Fn(&Layer) -> Result<Vec<u8>, Fault>,
+) -> Result<Files, Fault> {
     let mut files = Files::default();
     for media_type in [media::JSON, media::FILE] {
         for layer in manifest.of_type(media_type) {
-            let Some(name) = &layer.name else { continue };
-            if !name.contains('/') {
-                files.insert(name, store.read_blob(layer)?);
+            match &layer.name {
+                Some(name) if !name.contains('/') => files.insert(name, read(layer)?),
+                _ => {}
             }
         }
     }
     Ok(files)
+}
+
+/// Whether a layer of tensors is the model's own, and not its draft's.
+pub(super) fn is_of_target(layer: &Layer) -> bool {
+    !layer.name.as_deref().unwrap_or_default().starts_with(DRAFT_PREFIX)
 }
 
 /// The template for conversations, and that for those with tools where it is another.

@@ -3,11 +3,12 @@
 //! [`Engine`] holds a loaded model with everything that a conversation needs of it. A [`Request`]
 //! is a plain text or a conversation; its answer streams through a callback as [`Event`]s and is
 //! returned whole. A [`Session`] keeps what a conversation left in memory, so that the next turn
-//! runs only what is new.
+//! runs only what is new. [`smoke`] is the check after `create`.
 
 mod generate;
 mod load;
 mod options;
+pub mod smoke;
 
 use std::ops::ControlFlow;
 use std::time::Duration;

@@ -17,6 +17,7 @@
 pub mod array;
 pub mod device;
 mod error;
+pub mod host;
 pub mod quant;
 mod raw;
 

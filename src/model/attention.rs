@@ -5,14 +5,15 @@
 //! Projections work on the whole batch; scores are per row, since each row has its own cache and
 //! its own length.
 
-use mlx_rs::Array;
 use mlx_rs::fast::{ScaledDotProductAttentionMask as Mask, scaled_dot_product_attention};
 use mlx_rs::ops::{concatenate, select, softmax_axis};
+use mlx_rs::{Array, Dtype};
 
 use super::batch::Pass;
 use super::build::Builder;
 use super::description;
 use super::linear::Linear;
+use super::native::{self, Seeing};
 use super::norm::Norm;
 use super::ops::{Function, Result, join_rows, last_axis, row, soft_cap, times};
 use super::rope::Rope;
@@ -47,10 +48,6 @@ enum Projections {
 
 /// Where keys and values come from.
 #[derive(Clone, Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "one for each layer, and most layers have keys of their own"
-)]
 enum Keys {
     /// This layer's own, kept in a slot of the cache.
     Own {
@@ -106,6 +103,8 @@ pub struct Scores {
     pub cap: Option<f32>,
     /// A learned score per head, `[heads]`.
     pub sinks: Option<Array>,
+    /// Whether lathe's own kernels do it.
+    pub on_cpu: bool,
 }
 
 impl Attention {
@@ -190,7 +189,9 @@ impl Attention {
             }
             None => None,
         };
-        let scores = Scores { scale: scale as f32, window, cap: cap.map(|cap| cap as f32), sinks };
+        let cap = cap.map(|cap| cap as f32);
+        let on_cpu = to.compute.on_cpu;
+        let scores = Scores { scale: scale as f32, window, cap, sinks, on_cpu };
         Some(Attention {
             q: q?,
             o: o?,
@@ -401,6 +402,12 @@ impl Scores {
         let whole = self.window.is_none_or(|window| position + tokens - 1 - seen.start < window);
         if self.cap.is_some() {
             return self.attend_capped(queries, seen, position, pass);
+        }
+        let arrays = [queries, &seen.keys, &seen.values];
+        if self.on_cpu && arrays.iter().all(|array| array.dtype() == Dtype::Float32) {
+            let first = position - seen.start;
+            let seeing = Seeing { scale: self.scale, first, window: self.window };
+            return native::attention(arrays, self.sinks.as_ref(), seeing);
         }
         let array;
         let mask = match (tokens, whole) {

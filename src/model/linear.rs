@@ -5,6 +5,7 @@ use mlx_rs::{Array, Dtype};
 
 use super::build::Builder;
 use super::description::LinearOrName;
+use super::native::Native;
 use super::ops::Result;
 use super::source::{Quantized, Weight};
 
@@ -15,8 +16,8 @@ pub struct Matrix {
     /// Whether it is stored as `[…, in, out]`.
     transposed: bool,
     dtype: Dtype,
-    /// From so many rows on it is cheaper to expand a quantized matrix and multiply plainly.
-    expand_from: i32,
+    /// On the CPU, where lathe's own kernels can multiply with it.
+    native: Option<Native>,
 }
 
 #[derive(Clone, Debug)]
@@ -25,14 +26,17 @@ enum Stored {
     Quantized(Quantized),
 }
 
-/// On the CPU, MLX's quantized product works row by row, and BLAS on all rows at once.
-const EXPAND_FROM_ON_CPU: i32 = 8;
-
 impl Matrix {
-    /// Takes a weight in: floats in the compute dtype, and scales too.
+    /// Takes a weight in: floats in the compute dtype, and scales too. What the kernels of the CPU
+    /// multiply with stays as it is stored.
     pub fn new(weight: Weight, transposed: bool, dtype: Dtype, on_cpu: bool) -> Result<Matrix> {
-        let stored = match weight {
-            Weight::Float(array) => Stored::Plain(array.as_dtype(dtype)?),
+        let native = on_cpu && !transposed;
+        let (stored, native) = match weight {
+            Weight::Float(array) => {
+                let native = native.then(|| Native::of_floats(&array)).flatten();
+                let dtype = if native.is_some() { array.dtype() } else { dtype };
+                (Stored::Plain(array.as_dtype(dtype)?), native)
+            }
             Weight::Quantized(mut quantized) => {
                 // Affine scales and biases are floats; those of the other modes are bytes.
                 if let Some(biases) = &quantized.biases {
@@ -42,11 +46,11 @@ impl Matrix {
                 if let Some(global) = &quantized.global_scale {
                     quantized.global_scale = Some(global.as_dtype(Dtype::Float32)?);
                 }
-                Stored::Quantized(quantized)
+                let native = native.then(|| Native::of_quantized(&quantized)).flatten();
+                (Stored::Quantized(quantized), native)
             }
         };
-        let expand_from = if on_cpu { EXPAND_FROM_ON_CPU } else { i32::MAX };
-        Ok(Matrix { stored, transposed, dtype, expand_from })
+        Ok(Matrix { stored, transposed, dtype, native })
     }
 
     /// The logical shape, `[…, out, in]`.
@@ -70,15 +74,13 @@ impl Matrix {
 
     /// `x · Wᵀ`: `[…, in]` to `[…, out]`.
     pub fn apply(&self, x: &Array) -> Result<Array> {
+        if let Some(native) = &self.native {
+            return native.apply(x);
+        }
         match &self.stored {
             Stored::Plain(array) if self.transposed => x.matmul(array),
             Stored::Plain(array) => x.matmul(array.t()),
             Stored::Quantized(quantized) => {
-                let rows = x.size() as i32 / x.dim(-1).max(1);
-                if rows >= self.expand_from {
-                    let plain = self.plain()?;
-                    return x.matmul(if self.transposed { plain } else { plain.t() });
-                }
                 let product = quantized.matmul(x, !self.transposed)?;
                 match &quantized.global_scale {
                     Some(global) => product.multiply(global.as_dtype(product.dtype())?),
@@ -91,6 +93,9 @@ impl Matrix {
     /// Stacked matrices: `x` `[tokens, 1 or k, 1, in]` and experts `[tokens, k]` give
     /// `[tokens, k, 1, out]`.
     pub fn apply_experts(&self, x: &Array, experts: &Array) -> Result<Array> {
+        if let Some(native) = &self.native {
+            return native.apply_experts(x, experts);
+        }
         match &self.stored {
             Stored::Plain(array) if self.transposed => gather_mm(x, array, None, experts, None),
             Stored::Plain(array) => gather_mm(x, array.swap_axes(-1, -2)?, None, experts, None),
@@ -110,7 +115,7 @@ impl Matrix {
     /// The rows of the given indices, expanded.
     pub fn rows(&self, which: &Array) -> Result<Array> {
         match &self.stored {
-            Stored::Plain(array) => array.take_axis(which, 0),
+            Stored::Plain(array) => array.take_axis(which, 0)?.as_dtype(self.dtype),
             Stored::Quantized(quantized) => {
                 let rows = quantized.rows(which)?.dequantize(self.dtype)?;
                 match &quantized.global_scale {
@@ -124,7 +129,7 @@ impl Matrix {
     /// The plain matrix in the layout that it is stored in.
     pub fn plain(&self) -> Result<Array> {
         match &self.stored {
-            Stored::Plain(array) => Ok(array.clone()),
+            Stored::Plain(array) => array.as_dtype(self.dtype),
             Stored::Quantized(quantized) => {
                 let plain = quantized.dequantize(self.dtype)?;
                 match &quantized.global_scale {
@@ -157,7 +162,8 @@ impl Matrix {
 /// A linear projection.
 #[derive(Clone, Debug)]
 pub struct Linear {
-    matrix: Matrix,
+    /// Boxed, so that the structures that hold many stay small.
+    matrix: Box<Matrix>,
     bias: Option<Array>,
 }
 
@@ -171,7 +177,7 @@ impl Linear {
         } else {
             None
         };
-        Some(Linear { matrix: weight?, bias })
+        Some(Linear { matrix: Box::new(weight?), bias })
     }
 
     /// The same, and a fault unless it gives `outputs` elements.
@@ -194,7 +200,7 @@ impl Linear {
 
     /// From a matrix that is held elsewhere too.
     pub fn of(matrix: Matrix, bias: Option<Array>) -> Linear {
-        Linear { matrix, bias }
+        Linear { matrix: Box::new(matrix), bias }
     }
 
     /// `x · Wᵀ + b`.

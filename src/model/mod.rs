@@ -36,6 +36,8 @@ mod module;
 #[cfg(feature = "mlx")]
 mod moe;
 #[cfg(feature = "mlx")]
+mod native;
+#[cfg(feature = "mlx")]
 mod norm;
 #[cfg(feature = "mlx")]
 mod ops;

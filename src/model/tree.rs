@@ -61,6 +61,10 @@ pub fn load(
     config: &Json,
     compute: Compute,
 ) -> Result<Model, Faults> {
+    if compute.on_cpu {
+        // The kernels' threads call BLAS, each for itself.
+        crate::mlx::device::set_blas_threads(1);
+    }
     let mut scope = Scope::of_config(config, decoder.config.list());
     let mut faults = Faults::default();
     set_values(&mut scope, decoder.values.iter(), &mut faults);

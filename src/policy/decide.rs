@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::compile::{CompiledRule, Policy, Rung, Section};
 use super::expr::{Scope, TensorView};
 use super::file::Role;
-use super::parsers::Parsers;
+use super::parsers;
 use super::pattern::GlobId;
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults};
@@ -223,7 +223,7 @@ impl<'p> Decider<'p> {
 
     /// What the model can do, in the policy's order.
     pub fn capabilities(&mut self, parser: Option<&str>) -> Result<Vec<String>, Fault> {
-        self.scope.set("parser", &Parsers::built_in().describe(parser));
+        self.scope.set("parser", &parsers::describe(parser));
         let mut out = Vec::new();
         for (name, expr) in &self.policy.capabilities {
             let holds = expr.holds(&self.scope, &TensorView::NONE).map_err(|error| {

@@ -13,8 +13,7 @@ use serde::Serialize;
 use super::compile::{CompiledRule, Policy, Rung, Section};
 use super::expr::{Expr, Scope, TensorView};
 use super::file::{Choice, FitValue, LetValue, PolicyFile, Rule};
-use super::library::{Entry, Library};
-use super::parsers::Parsers;
+use super::library::{Entry, Library, built_in_parsers};
 use super::text::Step;
 use crate::dtype::Dtype;
 use crate::fault::{Faults, Place};
@@ -346,7 +345,7 @@ impl Linter<'_> {
     /// Names of parsers and capabilities, and whether there are guards at all.
     fn facts(&mut self) {
         let file = self.entry.file.clone();
-        let parsers = || Parsers::built_in().0.keys().map(String::as_str);
+        let parsers = || built_in_parsers().map(|(name, _)| name);
         let named: Vec<(Vec<Step>, &str)> = match &file.parser {
             None => Vec::new(),
             Some(Choice::Always(name)) => vec![(path!["parser"].to_vec(), name)],

@@ -1,47 +1,157 @@
-//! What the named parsers of models' answers can do: `policies/parsers.toml`.
+//! Parsers of models' answers: `policies/parsers/NAME.yaml`, one for each family's way to mark its
+//! thinking and its tool calls.
+//!
+//! What a parser can take apart decides about a model's capabilities, so its form and its place
+//! are the policies'; [`crate::chat`] takes answers apart with it.
 
-use std::sync::OnceLock;
+use std::path::Path;
 
-use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// A row of the table.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+use super::library::built_in_parsers;
+use crate::fault::{Code, Fault};
+
+/// The parser of models whose policy names none.
+pub const DEFAULT: &str = "plain";
+
+/// How a family of models marks the parts of its answers.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Parser {
-    /// Whether it separates thinking from the answer.
+pub struct Answers {
+    /// The name that policies call it by.
+    pub name: String,
+    /// What stands around thinking.
     #[serde(default)]
-    pub thinking: bool,
-    /// Whether it finds calls of tools.
+    pub thinking: Option<Marks>,
+    /// What stands around tool calls, and how a call is written between.
     #[serde(default)]
-    pub tools: bool,
+    pub tools: Vec<ToolMarks>,
+    /// Marks without meaning for a reader: they are left out.
+    #[serde(default)]
+    pub drop: Vec<String>,
 }
 
-/// The table of parsers.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(transparent)]
-pub struct Parsers(pub IndexMap<String, Parser>);
+/// An opening and a closing mark.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Marks {
+    /// What opens it. A prompt that ends with this mark has opened it already.
+    pub open: String,
+    /// What closes it; the end of the answer does too.
+    pub close: String,
+}
 
-impl Parsers {
-    /// The table that is compiled in.
-    pub fn built_in() -> &'static Parsers {
-        static TABLE: OnceLock<Parsers> = OnceLock::new();
-        TABLE.get_or_init(|| {
-            let text = include_str!("../../policies/parsers.toml");
-            toml::from_str(text).expect("tested: the built-in table")
-        })
+/// Tool calls: their marks and their form.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ToolMarks {
+    /// What opens a call, or a list of calls.
+    pub open: String,
+    /// What closes it; the end of the answer does too.
+    pub close: String,
+    /// How the calls between the marks are written.
+    pub form: Form,
+}
+
+/// How calls are written between their marks.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Form {
+    /// JSON: one object, several one after another, or a list of them.
+    Json {
+        /// Key of the tool's name.
+        #[serde(default = "name_key")]
+        name: String,
+        /// Key of the arguments; the first that is there.
+        #[serde(default = "argument_keys")]
+        arguments: Vec<String>,
+    },
+    /// The name, a mark, and the arguments as JSON, perhaps fenced; several one after another.
+    NamedJson {
+        /// What stands before the name.
+        #[serde(default)]
+        before: String,
+        /// What stands between name and arguments.
+        between: String,
+        /// What ends one call.
+        #[serde(default)]
+        after: String,
+    },
+    /// `<function=NAME><parameter=KEY>VALUE</parameter></function>` (Qwen3-Coder).
+    FunctionTags,
+    /// `NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>` (GLM).
+    KeyValueTags,
+    /// `call:NAME{key:value,…}` with texts between quote marks of its own (Gemma 4).
+    Call {
+        /// The mark before and after a text.
+        quote: String,
+    },
+    /// `to=functions.NAME … <|message|>JSON` (OpenAI's Harmony).
+    Harmony,
+}
+
+pub(crate) fn name_key() -> String {
+    "name".into()
+}
+
+pub(crate) fn argument_keys() -> Vec<String> {
+    vec!["arguments".into(), "parameters".into()]
+}
+
+impl Answers {
+    /// The parser of that name: from `parsers/NAME.yaml` of the policy folders, the last one
+    /// first, else one that lathe carries.
+    ///
+    /// # Errors
+    /// When there is none of that name, or its file cannot be understood.
+    pub fn named(name: &str, policy_dirs: &[&Path]) -> Result<Self, Fault> {
+        for dir in policy_dirs.iter().rev() {
+            let path = dir.join("parsers").join(format!("{name}.yaml"));
+            if path.is_file() {
+                let text = std::fs::read_to_string(&path)
+                    .map_err(|error| Fault::io("read", &path, &error))?;
+                return Self::parse(&text).map_err(|fault| fault.in_file(&path));
+            }
+        }
+        match built_in_parsers().find(|(known, _)| known.eq_ignore_ascii_case(name)) {
+            Some((known, text)) => Self::parse(text)
+                .map_err(|fault| fault.in_file(format!("built-in:parsers/{known}.yaml"))),
+            None => {
+                let known: Vec<&str> = built_in_parsers().map(|(known, _)| known).collect();
+                Err(Fault::new(Code::AnswerParser, format!("there is no parser {name:?}")).help(
+                    format!(
+                        "parsers are {}; a policy folder may add parsers/{name}.yaml",
+                        known.join(", ")
+                    ),
+                ))
+            }
+        }
     }
 
-    /// What an expression sees as `parser`.
-    pub fn describe(&self, name: Option<&str>) -> serde_json::Value {
-        let row = name.and_then(|name| self.0.get(name)).cloned().unwrap_or_default();
-        serde_json::json!({
-            "name": name.unwrap_or_default(),
-            "thinking": row.thinking,
-            "tools": row.tools,
-        })
+    fn parse(text: &str) -> Result<Self, Fault> {
+        serde_yaml::from_str(text)
+            .map_err(|error| Fault::new(Code::AnswerParser, format!("not a parser: {error}")))
     }
+
+    /// The parsers that lathe carries.
+    ///
+    /// # Errors
+    /// None, unless a file in `policies/parsers` is wrong: a test reads them all.
+    pub fn built_in() -> Result<Vec<Self>, Fault> {
+        built_in_parsers().map(|(_, text)| Self::parse(text)).collect()
+    }
+}
+
+/// What an expression sees as `parser`: its name, and whether it finds thinking and tool calls.
+/// One that lathe does not carry finds neither.
+pub fn describe(name: Option<&str>) -> serde_json::Value {
+    let found = name.and_then(|name| Answers::named(name, &[]).ok());
+    serde_json::json!({
+        "name": name.unwrap_or_default(),
+        "thinking": found.as_ref().is_some_and(|parser| parser.thinking.is_some()),
+        "tools": found.as_ref().is_some_and(|parser| !parser.tools.is_empty()),
+    })
 }
 
 #[cfg(test)]
@@ -49,7 +159,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_built_in_table_reads() {
-        assert!(Parsers::built_in().0["qwen3.5"].thinking);
+    fn the_built_in_parsers_read() {
+        for parser in Answers::built_in().unwrap() {
+            let facts = describe(Some(&parser.name));
+            assert_eq!((&facts["thinking"], &facts["tools"]), (&true.into(), &true.into()));
+        }
+        assert_eq!(describe(Some("of nobody"))["tools"], false);
+        assert_eq!(describe(None)["thinking"], false);
     }
 }

@@ -149,6 +149,12 @@ impl Writer {
         self.staged().contains_key(digest) || has_size(&self.store.blob_path(digest), size)
     }
 
+    /// Where a blob can be read until this writer commits: staged, or in its place.
+    pub fn path(&self, digest: &Digest) -> PathBuf {
+        let staged = self.staged().get(digest).map(|blob| blob.file.to_path_buf());
+        staged.unwrap_or_else(|| self.store.blob_path(digest))
+    }
+
     /// Puts the staged blobs and then the manifest in place. Everything is on the disk before a
     /// name appears. The same manifest under the same name is left as it is.
     pub fn commit(self, name: &Name, manifest: &Manifest) -> Result<Committed, Fault> {

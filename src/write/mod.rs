@@ -50,23 +50,29 @@ pub struct Options<'a> {
     pub cancel: &'a AtomicBool,
 }
 
-/// Memory to work with when nobody says: a quarter of the machine's (of the container's, where that
-/// is less), at most 4 GiB.
+/// Memory to work with when nobody says: a quarter of the machine's, at most 4 GiB.
 pub fn default_memory() -> u64 {
+    (machine_memory() / 4).min(4 << 30)
+}
+
+/// The machine's memory in bytes, or the container's where that is less.
+pub fn machine_memory() -> u64 {
     let mut system = sysinfo::System::new();
     system.refresh_memory();
     let contained = system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory);
-    (system.total_memory().min(contained) / 4).min(4 << 30)
+    system.total_memory().min(contained)
 }
 
 /// The phase in which blobs are made.
 pub const WRITING: &str = "writing";
+/// The phase in which what was made is tried.
+pub const CHECKING: &str = "checking";
 /// The phase in which the disk catches up and the model gets its name.
 pub const SYNCING: &str = "syncing";
 
 /// What happens while a plan is executed. Called by several threads at once, often: be quick.
 pub trait Progress: Sync {
-    /// Another kind of work begins: [`WRITING`], [`SYNCING`].
+    /// Another kind of work begins: [`WRITING`], [`CHECKING`], [`SYNCING`].
     fn phase(&self, _phase: &'static str) {}
     /// Work on this tensor begins.
     fn tensor(&self, _name: &str) {}

@@ -7,7 +7,7 @@ use super::PolicyDir;
 use crate::cli::args::OutputArg;
 use crate::cli::ui;
 use crate::policy::Role;
-use crate::policy::parsers::Parsers;
+use crate::policy::parsers::Answers;
 
 /// List the policies and the architectures that each is for
 #[derive(Args)]
@@ -76,17 +76,20 @@ pub fn run(args: &List) -> Result<(), ui::Failure> {
 }
 
 fn parsers(args: &List) -> Result<(), ui::Failure> {
-    let parsers = Parsers::built_in();
+    let parsers = Answers::built_in()?;
     if args.output.json() {
-        let names: Vec<&String> = parsers.0.keys().collect();
+        let names: Vec<&String> = parsers.iter().map(|parser| &parser.name).collect();
         ui::print_json(&serde_json::json!({ "parsers": names }));
         return Ok(());
     }
     let mut table = ui::table(&["PARSER", "THINKING", "TOOLS"]);
-    for name in parsers.0.keys() {
-        let facts = parsers.describe(Some(name));
-        let yes = |key: &str| if facts[key] == true { "yes" } else { "-" };
-        table.add_row([name.as_str(), yes("thinking"), yes("tools")]);
+    for parser in &parsers {
+        let yes = |does: bool| if does { "yes" } else { "-" };
+        table.add_row([
+            parser.name.as_str(),
+            yes(parser.thinking.is_some()),
+            yes(!parser.tools.is_empty()),
+        ]);
     }
     ui::print(table);
     Ok(())

@@ -1,0 +1,270 @@
+//! Products of float vectors with matrices in every form that lathe stores, on the CPU.
+//!
+//! MLX's own quantized products on the CPU use one core and take ten times as long as reading the
+//! weights would. Here a matrix is read once, in the form that it is stored in, by all cores: few
+//! rows of `x` are multiplied as the weights are decoded ([`rows`]); many rows are multiplied with
+//! blocks of decoded weights, by the BLAS that the caller gives. Nothing of the size of the matrix
+//! is ever made.
+//!
+//! Sums are in f32.
+
+mod attention;
+mod codec;
+mod rows;
+mod team;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+pub use attention::{Heads, Sight, attend};
+pub use team::in_parallel;
+
+/// How the elements of a matrix are stored. Rows follow each other without gaps; the elements of
+/// a row are a stream of bits, the first in the lowest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// IEEE single.
+    F32,
+    /// IEEE half.
+    F16,
+    /// The upper half of a single.
+    Bf16,
+    /// Whole numbers of so many bits (2 to 6, or 8), with a scale and a bias (f32) for each group.
+    Affine {
+        /// Bits of an element.
+        bits: u8,
+        /// Elements of a group.
+        group: usize,
+    },
+    /// E2M1 with an E8M0 scale for 32.
+    Mxfp4,
+    /// E4M3 with an E8M0 scale for 32.
+    Mxfp8,
+    /// E2M1 with an E4M3 scale for 16.
+    Nvfp4,
+}
+
+impl Form {
+    /// Bits of an element.
+    pub fn bits(self) -> usize {
+        match self {
+            Form::F32 => 32,
+            Form::F16 | Form::Bf16 => 16,
+            Form::Affine { bits, .. } => usize::from(bits),
+            Form::Mxfp8 => 8,
+            Form::Mxfp4 | Form::Nvfp4 => 4,
+        }
+    }
+
+    /// Elements that share a scale, and the scale's bytes; `None` when there are no scales.
+    pub fn group(self) -> Option<(usize, usize)> {
+        match self {
+            Form::F32 | Form::F16 | Form::Bf16 => None,
+            Form::Affine { group, .. } => Some((group, 4)),
+            Form::Mxfp4 | Form::Mxfp8 => Some((32, 1)),
+            Form::Nvfp4 => Some((16, 1)),
+        }
+    }
+
+    /// Whether there is a product for this form and rows of so many elements.
+    pub fn supports(self, columns: usize) -> bool {
+        let bits = match self {
+            Form::Affine { bits, .. } => matches!(bits, 2..=6 | 8),
+            _ => true,
+        };
+        let whole =
+            self.group().is_none_or(|(group, _)| group % 8 == 0 && columns.is_multiple_of(group));
+        bits && whole && columns > 0
+    }
+}
+
+/// A matrix `[rows, columns]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    /// How its elements are stored.
+    pub form: Form,
+    /// Rows: elements of what the product gives.
+    pub rows: usize,
+    /// Columns: elements of what goes in.
+    pub columns: usize,
+    /// The elements.
+    pub weight: &'a [u8],
+    /// A scale for each group; f32 for affine, bytes for the others, empty for floats.
+    pub scales: &'a [u8],
+    /// A bias (f32) for each group of affine ones; else empty.
+    pub biases: &'a [u8],
+    /// Multiplies all.
+    pub factor: f32,
+}
+
+impl<'a> Matrix<'a> {
+    fn row_bytes(&self) -> usize {
+        self.columns * self.form.bits() / 8
+    }
+
+    fn row_scales(&self) -> usize {
+        self.form.group().map_or(0, |(group, bytes)| self.columns / group * bytes)
+    }
+
+    /// Panics unless the slices are as long as the form needs: everything below relies on it.
+    fn check(&self) {
+        assert!(self.form.supports(self.columns), "{:?} of {} columns", self.form, self.columns);
+        assert_eq!(self.weight.len(), self.rows * self.row_bytes(), "weight");
+        assert_eq!(self.scales.len(), self.rows * self.row_scales(), "scales");
+        let biases = if matches!(self.form, Form::Affine { .. }) { self.scales.len() } else { 0 };
+        assert_eq!(self.biases.len(), biases, "biases");
+    }
+
+    /// Rows `from..from + count`.
+    fn part(&self, from: usize, count: usize) -> Matrix<'a> {
+        let cut = |bytes: &'a [u8], row: usize| &bytes[from * row..(from + count) * row];
+        let scales = self.row_scales();
+        Matrix {
+            rows: count,
+            weight: cut(self.weight, self.row_bytes()),
+            scales: cut(self.scales, scales),
+            biases: cut(self.biases, if self.biases.is_empty() { 0 } else { scales }),
+            ..*self
+        }
+    }
+}
+
+/// A BLAS's product on the calling thread alone: `c[i × c_stride + j] = Σ a[i × k + l] × B(l, j)`
+/// for `i < m`, `j < n`, `l < k`, where B is `b[j × k + l]` when it is `transposed`, else
+/// `b[l × n + j]`. Arguments: m, n, k, a, b, transposed, c, c_stride.
+#[derive(Clone, Copy)]
+pub struct Gemm(pub unsafe fn(usize, usize, usize, *const f32, *const f32, bool, *mut f32, usize));
+
+/// From so many rows of `x` on, decoding a block first and multiplying it by the BLAS is faster.
+const MANY: usize = 12;
+
+/// Bytes of a block of decoded weights: half of a small second-level cache.
+const BLOCK: usize = 256 << 10;
+
+/// `x` `[count, columns]` times the transposed matrix: `out` `[count, rows]`.
+///
+/// # Panics
+/// When lengths do not fit each other.
+pub fn product(x: &[f32], matrix: &Matrix, out: &mut [f32], gemm: Gemm) {
+    matrix.check();
+    let Matrix { rows, columns, .. } = *matrix;
+    let count = x.len() / columns;
+    assert_eq!(x.len(), count * columns, "x");
+    assert_eq!(out.len(), count * rows, "out");
+    if count == 0 || rows == 0 {
+        return;
+    }
+    if count >= MANY {
+        return product_of_many(x, count, matrix, out, gemm);
+    }
+    let x = rows::Rows::new(x, columns, matrix.form);
+    let out = Columns { start: out.as_mut_ptr(), stride: rows };
+    // Blocks of about 32 K elements: some microseconds each.
+    let block = (32 * 1024 / columns).clamp(4, 512);
+    in_parallel(rows.div_ceil(block), columns * rows * count > 64 * 1024, &|index| {
+        let from = index * block;
+        let part = matrix.part(from, block.min(rows - from));
+        // SAFETY: each call has rows of its own, which are columns of `out`.
+        x.product(&part, &mut |at, row, value| unsafe { out.set(at, from + row, value) });
+    });
+}
+
+fn product_of_many(x: &[f32], count: usize, matrix: &Matrix, out: &mut [f32], gemm: Gemm) {
+    let Matrix { rows, columns, .. } = *matrix;
+    let out = Columns { start: out.as_mut_ptr(), stride: rows };
+    let fits = (BLOCK / 4 / columns).max(64);
+    let shared = rows.div_ceil(team::threads()).next_multiple_of(16);
+    let block = fits.min(shared).max(16);
+    in_parallel(rows.div_ceil(block), true, &|index| {
+        let from = index * block;
+        let part = matrix.part(from, block.min(rows - from));
+        let multiply = |weights: &[f32]| {
+            // SAFETY: `x` is `[count, columns]` and `weights` `[part.rows, columns]`, as checked;
+            // of `out` `[count, rows]` this writes the columns that are this call's own.
+            unsafe {
+                gemm.0(
+                    count,
+                    part.rows,
+                    columns,
+                    x.as_ptr(),
+                    weights.as_ptr(),
+                    true,
+                    out.at(from),
+                    rows,
+                )
+            }
+        };
+        match floats(&part) {
+            Some(weights) => multiply(weights),
+            None => team::with_scratch(part.rows * columns, |scratch| {
+                expand(&part, scratch);
+                multiply(scratch);
+            }),
+        }
+    });
+}
+
+/// The elements of a matrix of singles, where they can be used in place.
+fn floats<'a>(matrix: &Matrix<'a>) -> Option<&'a [f32]> {
+    let aligned = matrix.weight.as_ptr().align_offset(4) == 0;
+    if matrix.form != Form::F32 || !aligned || matrix.factor != 1.0 {
+        return None;
+    }
+    // SAFETY: aligned, as long as the bytes, and every pattern of bits is a float.
+    Some(unsafe {
+        std::slice::from_raw_parts(matrix.weight.as_ptr().cast(), matrix.weight.len() / 4)
+    })
+}
+
+/// All elements of a matrix, `[rows, columns]`, on the calling thread.
+///
+/// # Panics
+/// When lengths do not fit each other.
+pub fn expand(matrix: &Matrix, out: &mut [f32]) {
+    matrix.check();
+    assert_eq!(out.len(), matrix.rows * matrix.columns, "out");
+    rows::expand(matrix, out);
+}
+
+/// The given rows of a matrix, one after the other: `[which.len(), columns]`.
+///
+/// # Panics
+/// When lengths do not fit each other, or there is no such row.
+pub fn take(matrix: &Matrix, which: &[u32], out: &mut [f32]) {
+    matrix.check();
+    assert_eq!(out.len(), which.len() * matrix.columns, "out");
+    for (&row, out) in which.iter().zip(out.chunks_exact_mut(matrix.columns)) {
+        rows::expand(&matrix.part(row as usize, 1), out);
+    }
+}
+
+/// An array whose columns are written by different threads.
+#[derive(Clone, Copy)]
+struct Columns {
+    start: *mut f32,
+    stride: usize,
+}
+
+// SAFETY: only written through `set` and `Gemm`, whose callers see to it that no two threads
+// write the same column.
+unsafe impl Send for Columns {}
+// SAFETY: likewise.
+unsafe impl Sync for Columns {}
+
+impl Columns {
+    /// # Safety
+    /// The column is inside the array.
+    unsafe fn at(&self, column: usize) -> *mut f32 {
+        // SAFETY: as the caller says.
+        unsafe { self.start.add(column) }
+    }
+
+    /// # Safety
+    /// `[row, column]` is inside the array, and no other thread writes the column.
+    unsafe fn set(&self, row: usize, column: usize, value: f32) {
+        // SAFETY: as the caller says.
+        unsafe { *self.start.add(row * self.stride + column) = value }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,138 @@
+//! The check after `create`: does what was written still predict text?
+//!
+//! One forward pass over a fixed sentence. A model that gives no numbers, or finds the sentence
+//! much less likely than a vocabulary drawn at random would be, was written or described wrongly.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::generate::failed;
+use super::load::{decoder_of, files_of, is_of_target, model_of};
+use crate::fault::{Code, Fault, Faults};
+use crate::model::{Batch, Blobs, Logits, Model};
+use crate::store::{Layer, Manifest, Writer, media};
+use crate::tokenizer::Tokenizer;
+use crate::write::machine_memory;
+
+/// What the model is asked to predict.
+const SENTENCE: &str = "The quick brown fox jumps over the lazy dog. The capital of France is \
+                        Paris, and water boils at one hundred degrees.";
+
+/// Tokens of the sentence that differ, at least, for a vocabulary that can spell it: fewer are
+/// those of unknown words.
+const DISTINCT: usize = 8;
+
+/// A loss this many times that of an even guess over the vocabulary is wildly wrong. A trained
+/// model is far below one time, random weights are near it (a large random head may be a little
+/// above), and wrongly decoded ones several times above.
+const WILD: f64 = 1.5;
+
+/// What the check found.
+#[derive(Clone, Debug)]
+pub enum Checked {
+    /// Mean loss in nats per token of the sentence, and that of an even guess.
+    Predicts {
+        /// The model's.
+        loss: f64,
+        /// ln of the vocabulary's size.
+        even: f64,
+    },
+    /// The architecture's policy has no decoder: it can be imported and not run.
+    OnlyImports,
+    /// Its vocabulary or its policy's decoder is not what lathe can run: a model to keep, and to
+    /// run elsewhere.
+    CannotRun(Faults),
+    /// The machine's memory has no room for it beside what else runs: so many bytes of so many.
+    TooLarge(u64, u64),
+    /// There is no vocabulary, or one that cannot spell the sentence.
+    NoVocabulary,
+}
+
+/// Checks a model that has been written and not committed yet.
+///
+/// # Errors
+/// Code `smoke-check` when the model gives no numbers or a wildly wrong loss; other codes when
+/// its files cannot be read.
+pub fn check(
+    writer: &Writer,
+    manifest: &Manifest,
+    policy_dir: Option<&Path>,
+) -> Result<Checked, Faults> {
+    let files = files_of(manifest, |layer| {
+        let path = writer.path(&layer.digest);
+        std::fs::read(&path).map_err(|error| Fault::io("read", &path, &error))
+    })?;
+    let config = files.json("config.json")?.unwrap_or(Value::Null);
+    if decoder_of(&config, policy_dir)?.is_none() {
+        return Ok(Checked::OnlyImports);
+    }
+    let vocabularies = ["tokenizer.json", "tekken.json", "tokenizer.model"];
+    if vocabularies.iter().all(|name| files.get(name).is_none()) {
+        return Ok(Checked::NoVocabulary);
+    }
+    let tokenizer = match Tokenizer::load(&files) {
+        Ok(tokenizer) => tokenizer,
+        Err(fault) => return Ok(Checked::CannotRun(fault.into())),
+    };
+    let mut ids = tokenizer.encode(SENTENCE)?;
+    if ids.iter().collect::<HashSet<_>>().len() < DISTINCT {
+        return Ok(Checked::NoVocabulary);
+    }
+    let tensors: Vec<&Layer> =
+        manifest.of_type(media::TENSOR).filter(|layer| is_of_target(layer)).collect();
+    let (bytes, memory) = (tensors.iter().map(|layer| layer.size).sum(), machine_memory());
+    if bytes > memory / 2 {
+        return Ok(Checked::TooLarge(bytes, memory));
+    }
+    let source = Blobs::open(tensors.iter().map(|layer| writer.path(&layer.digest)))?;
+    let model = match model_of(&source, &files, policy_dir) {
+        Ok(model) => model,
+        Err(faults) if faults.0.iter().all(|fault| fault.code == Code::Decoder) => {
+            return Ok(Checked::CannotRun(faults));
+        }
+        Err(faults) => return Err(faults),
+    };
+    ids.truncate(model.context().unwrap_or(usize::MAX));
+    let (loss, vocabulary) = loss(&model, &ids)?;
+    let even = (vocabulary as f64).ln();
+    if !loss.is_finite() {
+        return Err(wrong("gives no numbers on a plain sentence".into()).into());
+    }
+    if loss > WILD * even {
+        return Err(wrong(format!(
+            "finds a plain sentence less likely than chance: a loss of {loss:.2} nats a token, \
+             where an even guess has {even:.2}"
+        ))
+        .into());
+    }
+    Ok(Checked::Predicts { loss, even })
+}
+
+fn wrong(what: String) -> Fault {
+    Fault::new(Code::SmokeCheck, format!("the model that was made {what}")).help(
+        "nothing was changed under its name; try a format with more bits, or report the \
+         architecture; --no-smoke leaves this check out",
+    )
+}
+
+/// Mean loss of each token after those before it, in nats, and the vocabulary's size.
+pub fn loss(model: &Model, ids: &[u32]) -> Result<(f64, usize), Fault> {
+    let mut cache = model.new_cache();
+    let output = model.forward(&Batch::one(ids, 0, Logits::All), &mut [&mut cache])?;
+    let logits =
+        output.logits.ok_or_else(|| Fault::new(Code::Internal, "a pass gave no logits"))?;
+    logits.eval().map_err(failed)?;
+    let vocabulary = logits.shape().last().map_or(0, |&n| n as usize);
+    let flat: &[f32] = logits.try_as_slice().map_err(|error| {
+        Fault::new(Code::Compute, format!("the logits cannot be read: {error}"))
+    })?;
+    let losses = flat.chunks_exact(vocabulary).zip(&ids[1..]).map(|(row, &next)| {
+        let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = row.iter().map(|&logit| f64::from(logit - most).exp()).sum();
+        f64::from(most) + sum.ln() - f64::from(row.get(next as usize).copied().unwrap_or(f32::NAN))
+    });
+    let count = ids.len().saturating_sub(1).max(1) as f64;
+    Ok((losses.sum::<f64>() / count, vocabulary))
+}

@@ -1,0 +1,206 @@
+//! Operations of MLX's graph that a function of ours computes, on the CPU.
+
+use std::ffi::c_void;
+use std::slice;
+
+use mlx_rs::{Array, Dtype};
+
+use super::error::Result;
+use super::raw;
+
+/// An input of an operation: its elements from the first in memory to the last, and where they are.
+pub struct View<'a> {
+    /// Elements as bytes.
+    pub bytes: &'a [u8],
+    /// Elements from one to the next on each axis.
+    pub strides: &'a [i64],
+    /// Elements of each axis.
+    pub shape: &'a [i32],
+}
+
+/// What an operation computes: of its inputs the elements of the result.
+type Compute = dyn Fn(&[View], &mut [u8]) + Send + Sync;
+
+struct Function {
+    compute: Box<Compute>,
+    /// Shape and bytes of an element of each input.
+    inputs: Vec<(Vec<i32>, usize)>,
+    /// Bytes of the result.
+    out: usize,
+}
+
+/// An array of `shape` and `dtype` that `compute` makes of the inputs' elements, each input's
+/// row-major, when it is evaluated. It must not panic: that ends the process.
+///
+/// # Errors
+/// What MLX refuses.
+pub fn host_operation(
+    inputs: &[&Array],
+    shape: &[i32],
+    dtype: Dtype,
+    compute: impl Fn(&[&[u8]], &mut [u8]) + Send + Sync + 'static,
+) -> Result<Array> {
+    let compute = move |inputs: &[View], out: &mut [u8]| {
+        let bytes: Vec<&[u8]> = inputs.iter().map(|input| input.bytes).collect();
+        compute(&bytes, out);
+    };
+    operation(inputs, false, shape, dtype, Box::new(compute))
+}
+
+/// The same of views: inputs that need not lie row-major in memory are given as they are.
+///
+/// # Errors
+/// What MLX refuses.
+pub fn host_operation_on_views(
+    inputs: &[&Array],
+    shape: &[i32],
+    dtype: Dtype,
+    compute: impl Fn(&[View], &mut [u8]) + Send + Sync + 'static,
+) -> Result<Array> {
+    operation(inputs, true, shape, dtype, Box::new(compute))
+}
+
+fn operation(
+    inputs: &[&Array],
+    views: bool,
+    shape: &[i32],
+    dtype: Dtype,
+    compute: Box<Compute>,
+) -> Result<Array> {
+    let stream = raw::stream();
+    let elements: usize = shape.iter().map(|&axis| usize::try_from(axis).unwrap_or(0)).product();
+    let shapes = inputs.iter().map(|input| (input.shape().to_vec(), dtype_bytes(input.dtype())));
+    let out = elements * dtype_bytes(dtype);
+    let function = Function { compute, inputs: shapes.collect(), out };
+    let data = Box::into_raw(Box::new(function));
+    let inputs: Vec<mlx_sys::mlx_array> = inputs.iter().map(|input| input.as_ptr()).collect();
+    // SAFETY: all arrays and the stream are alive during the call; `data` is what `run` and
+    // `drop_function` take it for, and MLX drops it once.
+    raw::array(|out| unsafe {
+        mlx_sys::lathe_host_operation(
+            out,
+            inputs.as_ptr(),
+            inputs.len(),
+            views,
+            shape.as_ptr(),
+            shape.len(),
+            dtype.into(),
+            run,
+            data.cast(),
+            drop_function,
+            stream.as_ptr(),
+        )
+    })
+}
+
+fn dtype_bytes(dtype: Dtype) -> usize {
+    match dtype {
+        Dtype::Bool | Dtype::Uint8 | Dtype::Int8 => 1,
+        Dtype::Uint16 | Dtype::Int16 | Dtype::Float16 | Dtype::Bfloat16 => 2,
+        Dtype::Uint32 | Dtype::Int32 | Dtype::Float32 => 4,
+        Dtype::Uint64 | Dtype::Int64 | Dtype::Float64 | Dtype::Complex64 => 8,
+    }
+}
+
+unsafe extern "C" fn run(
+    data: *mut c_void,
+    inputs: *const *const c_void,
+    strides: *const *const i64,
+    out: *mut c_void,
+) {
+    // SAFETY: `data` is the Function that `operation` made, not dropped yet.
+    let function = unsafe { &*data.cast_const().cast::<Function>() };
+    // SAFETY: MLX gives as many pointers as there were inputs, each to the first element of an
+    // array of the input's shape and dtype, with the strides of its axes, kept until this returns.
+    // Of no inputs they may be null, and are not read.
+    let views: Vec<View> = unsafe {
+        let each = function.inputs.iter().enumerate();
+        each.map(|(i, (shape, width))| view(*inputs.add(i), *strides.add(i), shape, *width))
+            .collect()
+    };
+    if function.out > 0 {
+        // SAFETY: MLX has made room for the result, which nothing else sees before this returns.
+        let out = unsafe { slice::from_raw_parts_mut(out.cast(), function.out) };
+        (function.compute)(&views, out);
+    }
+}
+
+/// # Safety
+/// An array of `shape` begins at `start`, its elements `width` bytes long and `strides` apart, for
+/// as long as the result is used. Strides are not negative: no operation of a model turns an axis.
+unsafe fn view<'a>(
+    start: *const c_void,
+    strides: *const i64,
+    shape: &'a [i32],
+    width: usize,
+) -> View<'a> {
+    let strides = match shape.len() {
+        0 => &[][..],
+        // SAFETY: a stride for each axis.
+        axes => unsafe { slice::from_raw_parts(strides, axes) },
+    };
+    if shape.contains(&0) {
+        return View { bytes: &[], strides, shape };
+    }
+    let steps =
+        shape.iter().zip(strides).map(|(&axis, &stride)| (axis as usize - 1) * stride as usize);
+    let elements = steps.sum::<usize>() + 1;
+    // SAFETY: from the first element to the last.
+    let bytes = unsafe { slice::from_raw_parts(start.cast(), elements * width) };
+    View { bytes, strides, shape }
+}
+
+unsafe extern "C" fn drop_function(data: *mut c_void) {
+    // SAFETY: made by `Box::into_raw` in `operation`, and dropped once.
+    drop(unsafe { Box::from_raw(data.cast::<Function>()) });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Host, from_bytes};
+    use super::*;
+    use crate::dtype;
+
+    #[test]
+    fn a_function_sees_its_inputs_row_major_and_makes_the_result() {
+        let bytes: Vec<u8> = (0..6).collect();
+        let array = from_bytes(&bytes, dtype::Dtype::U8, &[2, 3]).unwrap();
+        let turned = array.transpose().unwrap();
+        let sum = host_operation(&[&array, &turned], &[6], Dtype::Uint8, |inputs, out| {
+            for ((out, a), b) in out.iter_mut().zip(inputs[0]).zip(inputs[1]) {
+                *out = a + b;
+            }
+        });
+        // The result may be used further before it is evaluated.
+        let doubled = sum.unwrap().multiply(Array::from_int(2).as_dtype(Dtype::Uint8).unwrap());
+        let expected = [0, 1 + 3, 2 + 1, 3 + 4, 4 + 2, 5 + 5].map(|x| 2 * x);
+        assert_eq!(Host::new(&doubled.unwrap()).unwrap().bytes(), expected);
+    }
+
+    #[test]
+    fn a_view_is_given_as_it_lies() {
+        let bytes: Vec<u8> = (0..24).collect();
+        let array = from_bytes(&bytes, dtype::Dtype::U8, &[4, 6]).unwrap();
+        let rows = Array::from_slice(&[1u32, 2], &[2]);
+        let turned = array.transpose().unwrap();
+        let made = host_operation_on_views(&[&turned, &rows], &[2], Dtype::Uint8, |views, out| {
+            assert_eq!((views[0].strides, views[0].shape), (&[1, 6][..], &[6, 4][..]));
+            out.copy_from_slice(&[views[0].bytes[7], views[1].bytes.len() as u8]);
+        });
+        assert_eq!(Host::new(&made.unwrap()).unwrap().bytes(), [7, 8]);
+    }
+
+    #[test]
+    fn a_function_is_dropped_with_what_it_holds() {
+        let held = std::sync::Arc::new(());
+        let mine = held.clone();
+        let array = host_operation(&[], &[1], Dtype::Uint8, move |_, out| {
+            let _ = &mine;
+            out[0] = 7;
+        });
+        let array = array.unwrap();
+        assert_eq!(Host::new(&array).unwrap().bytes(), [7]);
+        drop(array);
+        assert_eq!(std::sync::Arc::strong_count(&held), 1);
+    }
+}

@@ -1,0 +1,298 @@
+//! Products on the CPU by lathe's own kernels (`kernels/`), as operations of MLX's graph.
+//!
+//! Weights stay in the form that they are stored in, floats too: a product reads each once, on
+//! all cores.
+
+use std::borrow::Cow;
+use std::os::raw::c_int;
+
+use bytemuck::{cast_slice, cast_slice_mut};
+use lathe_kernels::{Form, Gemm, Heads, Matrix, Sight, attend, product};
+use mlx_rs::error::Exception;
+use mlx_rs::{Array, Dtype};
+
+use super::ops::Result;
+use super::source::Quantized;
+use crate::format::Mode;
+use crate::mlx::host::{View, host_operation, host_operation_on_views};
+
+/// A matrix `[out, in]` or stacked ones `[experts, out, in]` that the kernels can multiply with.
+#[derive(Clone, Debug)]
+pub struct Native {
+    form: Form,
+    weight: Array,
+    scales: Option<Array>,
+    biases: Option<Array>,
+    /// Factors, f32: none, one, or one for each expert.
+    factors: Option<Array>,
+    rows: i32,
+    columns: i32,
+}
+
+impl Native {
+    /// A matrix of floats; `None` when the kernels lack it.
+    pub fn of_floats(weight: &Array) -> Option<Native> {
+        let form = match weight.dtype() {
+            Dtype::Float32 => Form::F32,
+            Dtype::Float16 => Form::F16,
+            Dtype::Bfloat16 => Form::Bf16,
+            _ => return None,
+        };
+        let shape = weight.shape();
+        let columns = *shape.last()?;
+        Native::new(form, weight.clone(), [None, None, None], columns)
+    }
+
+    /// A quantized matrix whose affine scales and biases, and global scales, are f32; `None` when
+    /// the kernels lack its format.
+    pub fn of_quantized(quantized: &Quantized) -> Option<Native> {
+        let Quantized { weight, scales, biases, global_scale, mode, bits, group } = quantized;
+        let form = match (mode, bits, group) {
+            (Mode::Affine, &bits, &group) => {
+                Form::Affine { bits: u8::try_from(bits).ok()?, group: usize::try_from(group).ok()? }
+            }
+            (Mode::Mxfp4, 4, 32) => Form::Mxfp4,
+            (Mode::Mxfp8, 8, 32) => Form::Mxfp8,
+            (Mode::Nvfp4, 4, 16) => Form::Nvfp4,
+            _ => return None,
+        };
+        let parts = [Some(scales.clone()), biases.clone(), global_scale.clone()];
+        Native::new(form, weight.clone(), parts, quantized.columns())
+    }
+
+    fn new(
+        form: Form,
+        weight: Array,
+        [scales, biases, factors]: [Option<Array>; 3],
+        columns: i32,
+    ) -> Option<Native> {
+        let supported = form.supports(usize::try_from(columns).ok()?);
+        let shape = weight.shape();
+        let rows = *shape.get(shape.len().checked_sub(2)?)?;
+        let fits = supported && matches!(shape.len(), 2 | 3) && rows > 0;
+        fits.then_some(Native { form, weight, scales, biases, factors, rows, columns })
+    }
+
+    /// Its arrays, and where among them the optional ones are.
+    fn inputs<'a>(&'a self, first: &[&'a Array]) -> (Vec<&'a Array>, Places) {
+        let mut inputs = first.to_vec();
+        inputs.push(&self.weight);
+        let mut place = |array: &'a Option<Array>| {
+            array.as_ref().map(|array| {
+                inputs.push(array);
+                inputs.len() - 1
+            })
+        };
+        let (scales, biases) = (place(&self.scales), place(&self.biases));
+        let factors = place(&self.factors);
+        let (form, weight) = (self.form, first.len());
+        let (rows, columns) = (self.rows as usize, self.columns as usize);
+        (inputs, Places { form, rows, columns, weight, scales, biases, factors })
+    }
+
+    /// `x` `[…, in]` to `[…, out]` in f32.
+    pub fn apply(&self, x: &Array) -> Result<Array> {
+        let x = x.as_dtype(Dtype::Float32)?;
+        let mut shape = x.shape().to_vec();
+        let Some(last) = shape.last_mut().filter(|last| **last == self.columns) else {
+            return Err(misfit(&x, self.columns));
+        };
+        *last = self.rows;
+        let (inputs, places) = self.inputs(&[&x]);
+        let made = host_operation(&inputs, &shape, Dtype::Float32, move |inputs, out| {
+            let matrix = places.matrix(inputs, 0);
+            product(cast_slice(inputs[0]), &matrix, cast_slice_mut(out), BLAS);
+        });
+        made.map_err(failed)
+    }
+
+    /// Stacked matrices: `x` `[tokens, 1 or k, 1, in]` and experts `[tokens, k]` give
+    /// `[tokens, k, 1, out]` in f32.
+    pub fn apply_experts(&self, x: &Array, experts: &Array) -> Result<Array> {
+        let x = x.as_dtype(Dtype::Float32)?;
+        let experts = experts.as_dtype(Dtype::Uint32)?;
+        let (tokens, chosen) = (experts.dim(0), experts.dim(-1));
+        let fits = x.ndim() == 4 && x.dim(0) == tokens && x.dim(-1) == self.columns;
+        if !fits || !(x.dim(1) == 1 || x.dim(1) == chosen) {
+            return Err(misfit(&x, self.columns));
+        }
+        let shared = x.dim(1) == 1;
+        let chosen = chosen as usize;
+        let shape = [tokens, chosen as i32, 1, self.rows];
+        let (inputs, places) = self.inputs(&[&x, &experts]);
+        let made = host_operation(&inputs, &shape, Dtype::Float32, move |inputs, out| {
+            let x: &[f32] = cast_slice(inputs[0]);
+            let experts: &[u32] = cast_slice(inputs[1]);
+            let x_row = |pair: usize| {
+                let row = if shared { pair / chosen } else { pair };
+                &x[row * places.columns..(row + 1) * places.columns]
+            };
+            places.gather(inputs, experts, x_row, cast_slice_mut(out));
+        });
+        made.map_err(failed)
+    }
+}
+
+/// Where an operation finds a matrix among its inputs.
+#[derive(Clone, Copy)]
+struct Places {
+    form: Form,
+    rows: usize,
+    columns: usize,
+    weight: usize,
+    scales: Option<usize>,
+    biases: Option<usize>,
+    factors: Option<usize>,
+}
+
+impl Places {
+    /// The matrix of an expert; the only one is number 0.
+    fn matrix<'a>(&self, inputs: &[&'a [u8]], expert: usize) -> Matrix<'a> {
+        let elements = self.rows * self.columns;
+        let part = |bytes: &'a [u8], length: usize| &bytes[expert * length..(expert + 1) * length];
+        let (group, scale) = self.form.group().unwrap_or((1, 0));
+        let companions = elements / group * scale;
+        let companion =
+            |place: Option<usize>| place.map_or(&[][..], |place| part(inputs[place], companions));
+        let factors: &[f32] = self.factors.map_or(&[1.0], |place| cast_slice(inputs[place]));
+        Matrix {
+            form: self.form,
+            rows: self.rows,
+            columns: self.columns,
+            weight: part(inputs[self.weight], elements * self.form.bits() / 8),
+            scales: companion(self.scales),
+            biases: companion(self.biases),
+            factor: factors[if factors.len() == 1 { 0 } else { expert }],
+        }
+    }
+
+    /// Products of the rows of `x` with the expert of each, expert by expert.
+    fn gather<'x>(
+        &self,
+        inputs: &[&[u8]],
+        experts: &[u32],
+        x_row: impl Fn(usize) -> &'x [f32],
+        out: &mut [f32],
+    ) {
+        let mut pairs: Vec<usize> = (0..experts.len()).collect();
+        pairs.sort_by_key(|&pair| experts[pair]);
+        for same in pairs.chunk_by(|&a, &b| experts[a] == experts[b]) {
+            let matrix = self.matrix(inputs, experts[same[0]] as usize);
+            if let [pair] = *same {
+                let out = &mut out[pair * self.rows..(pair + 1) * self.rows];
+                product(x_row(pair), &matrix, out, BLAS);
+                continue;
+            }
+            let x: Vec<f32> = same.iter().flat_map(|&pair| x_row(pair)).copied().collect();
+            let mut products = vec![0.0; same.len() * self.rows];
+            product(&x, &matrix, &mut products, BLAS);
+            for (&pair, product) in same.iter().zip(products.chunks_exact(self.rows)) {
+                out[pair * self.rows..(pair + 1) * self.rows].copy_from_slice(product);
+            }
+        }
+    }
+}
+
+/// How queries see keys.
+#[derive(Clone, Copy, Debug)]
+pub struct Seeing {
+    /// Multiplies scores.
+    pub scale: f32,
+    /// Query i sees key j up to `first + i`.
+    pub first: usize,
+    /// At most so many keys, the last ones.
+    pub window: Option<usize>,
+}
+
+/// Attention of queries over keys and values, `[1, heads, tokens, width]` each in f32; `sinks`
+/// `[heads]`.
+pub fn attention(
+    [queries, keys, values]: [&Array; 3],
+    sinks: Option<&Array>,
+    seeing: Seeing,
+) -> Result<Array> {
+    let shape = [1, queries.dim(1), queries.dim(2), values.dim(3)];
+    let mut inputs = vec![queries, keys, values];
+    inputs.extend(sinks);
+    let Seeing { scale, first, window } = seeing;
+    let made = host_operation_on_views(&inputs, &shape, Dtype::Float32, move |views, out| {
+        let [q, k, v] = [0, 1, 2].map(|i| lined_up(&views[i]));
+        let sinks = views.get(3).map(|view| cast_slice(view.bytes));
+        let sight = Sight { scale, first, window, sinks };
+        attend(
+            heads_of(&views[0], &q),
+            heads_of(&views[1], &k),
+            heads_of(&views[2], &v),
+            &sight,
+            cast_slice_mut(out),
+            BLAS,
+        );
+    });
+    made.map_err(failed)
+}
+
+/// The four axes of a view.
+fn axes(view: &View) -> [usize; 4] {
+    std::array::from_fn(|axis| view.shape[axis] as usize)
+}
+
+/// The elements of a view `[1, heads, rows, width]` whose rows follow each other, and the elements
+/// from a head to the next; a copy if they lie otherwise.
+fn lined_up<'a>(view: &View<'a>) -> (Cow<'a, [f32]>, usize) {
+    let floats: &[f32] = cast_slice(view.bytes);
+    let [_, heads, rows, width] = axes(view);
+    let [_, of_head, of_row, of_element] = std::array::from_fn(|axis| view.strides[axis] as usize);
+    let tight = (width == 1 || of_element == 1) && (rows == 1 || of_row == width);
+    if tight {
+        return (Cow::Borrowed(floats), of_head);
+    }
+    let mut copy = Vec::with_capacity(heads * rows * width);
+    for row in (0..heads).flat_map(|head| (0..rows).map(move |row| head * of_head + row * of_row)) {
+        copy.extend((0..width).map(|element| floats[row + element * of_element]));
+    }
+    (Cow::Owned(copy), rows * width)
+}
+
+fn heads_of<'a>(view: &View, (data, stride): &'a (Cow<[f32]>, usize)) -> Heads<'a> {
+    let [_, heads, rows, width] = axes(view);
+    Heads { data, heads, rows, width, stride: *stride }
+}
+
+fn misfit(x: &Array, columns: i32) -> Exception {
+    let message = format!("an array {:?} does not fit a matrix of {columns} columns", x.shape());
+    Exception::custom(message)
+}
+
+fn failed(error: crate::mlx::Error) -> Exception {
+    Exception::custom(error.to_string())
+}
+
+/// OpenBLAS (Accelerate on macOS); each thread of a product calls it for a part of its own.
+const BLAS: Gemm = Gemm(sgemm);
+
+/// # Safety
+/// As [`Gemm`] says.
+#[expect(clippy::too_many_arguments, reason = "BLAS's")]
+unsafe fn sgemm(
+    m: usize,
+    n: usize,
+    k: usize,
+    a: *const f32,
+    b: *const f32,
+    transposed: bool,
+    c: *mut f32,
+    c_stride: usize,
+) {
+    const ROW_MAJOR: c_int = 101;
+    const AS_IT_IS: c_int = 111;
+    const TRANSPOSED: c_int = 112;
+    // Axes of MLX's arrays, and parts of them: they fit.
+    let (m, n, k, c_stride) = (m as c_int, n as c_int, k as c_int, c_stride as c_int);
+    let (of_b, b_stride) = if transposed { (TRANSPOSED, k) } else { (AS_IT_IS, n) };
+    // SAFETY: as the caller says.
+    unsafe {
+        mlx_sys::cblas_sgemm(
+            ROW_MAJOR, AS_IT_IS, of_b, m, n, k, 1.0, a, k, b, b_stride, 0.0, c, c_stride,
+        );
+    }
+}
