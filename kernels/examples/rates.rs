@@ -1,6 +1,7 @@
 //! Rates of products with one row: `cargo run --release --example rates`.
 use lathe_kernels::*;
 use std::time::Instant;
+#[expect(clippy::too_many_arguments, reason = "BLAS's")]
 unsafe fn none(
     _: usize,
     _: usize,

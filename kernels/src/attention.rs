@@ -3,7 +3,7 @@
 //! Queries that share keys (Ainslie et al. 2023) are worked on together, a block of positions at
 //! a time: scores against just the keys that the block can see, a softmax, and the mix of values.
 
-use super::codec::Eight;
+use super::elements::exp;
 use super::rows::Rows;
 use super::team::with_scratch;
 use super::{Columns, Form, Gemm, Matrix, in_parallel};
@@ -181,8 +181,10 @@ fn few(q: &[f32], k: &[f32], width: usize, scores: &mut [f32]) {
         biases: &[],
         factor: 1.0,
     };
-    let mut put = |row: usize, key: usize, score: f32| scores[row * seen + key] = score;
-    Rows::new(q, width, Form::F32).product(&matrix, &mut put);
+    assert_eq!(scores.len(), q.len() / width * seen, "scores");
+    let out = Columns { start: scores.as_mut_ptr(), stride: seen };
+    // SAFETY: as long as it must be, and lent to this alone.
+    unsafe { Rows::new(q, width, Form::F32).product(&matrix, out, 0) };
 }
 
 /// The sum of rows of values by their weights.
@@ -215,39 +217,10 @@ fn softmax(scores: &mut [f32], sink: Option<f32>) {
     scores.iter_mut().for_each(|score| *score *= factor);
 }
 
-/// e^x for x ≤ 0, to about one unit in the last place: 2^n × e^r with |r| ≤ ln 2 / 2, e^r by its
-/// series (written so that compilers make vectors of it).
-#[inline(always)]
-fn exp(x: f32) -> f32 {
-    const ROUNDER: f32 = 12_582_912.0; // 1.5 × 2^23: adding it leaves the nearest whole number
-    const SERIES: Eight =
-        [1.0, 1.0, 0.5, 1.0 / 6.0, 1.0 / 24.0, 1.0 / 120.0, 1.0 / 720.0, 1.0 / 5040.0];
-    let x = if x > -87.0 { x } else { -87.0 };
-    let rounded = x * std::f32::consts::LOG2_E + ROUNDER;
-    let n = rounded - ROUNDER;
-    // ln 2 in two parts, the first of them exact in products with n.
-    let r = (x - n * 0.693_359_4) + n * 2.121_944_4e-4;
-    let mut sum = SERIES[7];
-    for factor in SERIES[..7].iter().rev() {
-        sum = sum * r + factor;
-    }
-    sum * f32::from_bits((rounded.to_bits() << 23).wrapping_add(0x3f80_0000))
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::tests::{Random, plain};
     use super::*;
-
-    #[test]
-    fn powers_of_e_are_exact_to_a_few_units() {
-        for i in 0..80_000 {
-            let x = -(i as f32) / 1000.0;
-            let (found, wanted) = (f64::from(exp(x)), f64::from(x).exp());
-            assert!((found / wanted - 1.0).abs() < 3e-7, "{x}: {found}, not {wanted}");
-        }
-        assert!(exp(f32::NEG_INFINITY) < 2e-38);
-    }
 
     /// By its definition, in f64.
     fn slowly(q: &Heads, k: &Heads, v: &Heads, sight: &Sight) -> Vec<f32> {

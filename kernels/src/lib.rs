@@ -1,4 +1,5 @@
-//! Products of float vectors with matrices in every form that lathe stores, on the CPU.
+//! What models compute with on the CPU: products of float vectors with matrices in every form that
+//! lathe stores, attention, and what is done with each element between them.
 //!
 //! MLX's own quantized products on the CPU use one core and take ten times as long as reading the
 //! weights would. Here a matrix is read once, in the form that it is stored in, by all cores: few
@@ -10,12 +11,14 @@
 
 mod attention;
 mod codec;
+mod elements;
 mod rows;
 mod team;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub use attention::{Heads, Sight, attend};
+pub use elements::{Gate, Strided, rms_norm, rotate};
 pub use team::in_parallel;
 
 /// How the elements of a matrix are stored. Rows follow each other without gaps; the elements of
@@ -140,62 +143,103 @@ const MANY: usize = 12;
 /// Bytes of a block of decoded weights: half of a small second-level cache.
 const BLOCK: usize = 256 << 10;
 
-/// `x` `[count, columns]` times the transposed matrix: `out` `[count, rows]`.
+/// A product to be made.
+#[derive(Debug)]
+pub struct Product<'a> {
+    /// The matrix.
+    pub matrix: Matrix<'a>,
+    /// `[count, rows]`: `x` times the transposed matrix.
+    pub out: &'a mut [f32],
+}
+
+/// `x` `[count, columns]` times a matrix.
 ///
 /// # Panics
 /// When lengths do not fit each other.
 pub fn product(x: &[f32], matrix: &Matrix, out: &mut [f32], gemm: Gemm) {
-    matrix.check();
-    let Matrix { rows, columns, .. } = *matrix;
+    products(x, &mut [Product { matrix: *matrix, out }], gemm);
+}
+
+/// Products of the same `x` `[count, columns]`.
+///
+/// # Panics
+/// When lengths do not fit each other.
+pub fn products(x: &[f32], of: &mut [Product], gemm: Gemm) {
+    let Some(columns) = of.first().map(|first| first.matrix.columns) else { return };
     let count = x.len() / columns;
     assert_eq!(x.len(), count * columns, "x");
-    assert_eq!(out.len(), count * rows, "out");
-    if count == 0 || rows == 0 {
-        return;
+    for Product { matrix, out } in of.iter() {
+        matrix.check();
+        assert_eq!(matrix.columns, columns, "columns");
+        assert_eq!(out.len(), count * matrix.rows, "out");
     }
+    let of: Vec<(Matrix, Columns)> = of
+        .iter_mut()
+        .map(|Product { matrix, out }| {
+            (*matrix, Columns { start: out.as_mut_ptr(), stride: matrix.rows })
+        })
+        .collect();
     if count >= MANY {
-        return product_of_many(x, count, matrix, out, gemm);
+        return products_of_many(x, count, &of, gemm);
     }
-    let x = rows::Rows::new(x, columns, matrix.form);
-    let out = Columns { start: out.as_mut_ptr(), stride: rows };
+    let mut ready: Vec<(Form, rows::Rows)> = Vec::new();
+    for (Matrix { form, .. }, _) in &of {
+        if count > 0 && !ready.iter().any(|(known, _)| known == form) {
+            ready.push((*form, rows::Rows::new(x, columns, *form)));
+        }
+    }
     // Blocks of about 32 K elements: some microseconds each.
-    let block = (32 * 1024 / columns).clamp(4, 512);
-    in_parallel(rows.div_ceil(block), columns * rows * count > 64 * 1024, &|index| {
-        let from = index * block;
-        let part = matrix.part(from, block.min(rows - from));
-        // SAFETY: each call has rows of its own, which are columns of `out`.
-        x.product(&part, &mut |at, row, value| unsafe { out.set(at, from + row, value) });
+    let pieces = Piece::all(&of, |_| (32 * 1024 / columns).clamp(4, 512));
+    let elements: usize = of.iter().map(|(matrix, _)| matrix.rows * columns).sum();
+    in_parallel(pieces.len(), elements * count > 64 * 1024, &|index| {
+        let Piece { of: which, from, rows } = pieces[index];
+        let (matrix, out) = &of[which];
+        if let Some((_, x)) = ready.iter().find(|(form, _)| *form == matrix.form) {
+            // SAFETY: each piece has rows of its own, which are columns of `out`.
+            unsafe { x.product(&matrix.part(from, rows), *out, from) };
+        }
     });
 }
 
-fn product_of_many(x: &[f32], count: usize, matrix: &Matrix, out: &mut [f32], gemm: Gemm) {
-    let Matrix { rows, columns, .. } = *matrix;
-    let out = Columns { start: out.as_mut_ptr(), stride: rows };
-    let fits = (BLOCK / 4 / columns).max(64);
-    let shared = rows.div_ceil(team::threads()).next_multiple_of(16);
-    let block = fits.min(shared).max(16);
-    in_parallel(rows.div_ceil(block), true, &|index| {
-        let from = index * block;
-        let part = matrix.part(from, block.min(rows - from));
+/// Some rows of one of several matrices.
+#[derive(Clone, Copy)]
+struct Piece {
+    of: usize,
+    from: usize,
+    rows: usize,
+}
+
+impl Piece {
+    /// All rows of all matrices, in blocks.
+    fn all(of: &[(Matrix, Columns)], block: impl Fn(&Matrix) -> usize) -> Vec<Piece> {
+        let pieces = of.iter().enumerate().flat_map(|(of, (matrix, _))| {
+            let (block, rows) = (block(matrix), matrix.rows);
+            let starts = (0..rows).step_by(block);
+            starts.map(move |from| Piece { of, from, rows: block.min(rows - from) })
+        });
+        pieces.collect()
+    }
+}
+
+fn products_of_many(x: &[f32], count: usize, of: &[(Matrix, Columns)], gemm: Gemm) {
+    let pieces = Piece::all(of, |matrix| {
+        let fits = (BLOCK / 4 / matrix.columns).max(64);
+        let shared = matrix.rows.div_ceil(team::threads()).next_multiple_of(16);
+        fits.min(shared).max(16)
+    });
+    in_parallel(pieces.len(), true, &|index| {
+        let Piece { of: which, from, rows } = pieces[index];
+        let (matrix, out) = &of[which];
+        let part = matrix.part(from, rows);
         let multiply = |weights: &[f32]| {
-            // SAFETY: `x` is `[count, columns]` and `weights` `[part.rows, columns]`, as checked;
-            // of `out` `[count, rows]` this writes the columns that are this call's own.
-            unsafe {
-                gemm.0(
-                    count,
-                    part.rows,
-                    columns,
-                    x.as_ptr(),
-                    weights.as_ptr(),
-                    true,
-                    out.at(from),
-                    rows,
-                )
-            }
+            let (k, x, weights) = (part.columns, x.as_ptr(), weights.as_ptr());
+            // SAFETY: `x` is `[count, columns]` and `weights` `[rows, columns]`, as checked; of
+            // `out` this writes the columns that are this piece's own.
+            unsafe { gemm.0(count, rows, k, x, weights, true, out.at(from), out.stride) }
         };
         match floats(&part) {
             Some(weights) => multiply(weights),
-            None => team::with_scratch(part.rows * columns, |scratch| {
+            None => team::with_scratch(rows * part.columns, |scratch| {
                 expand(&part, scratch);
                 multiply(scratch);
             }),
@@ -256,6 +300,11 @@ impl Columns {
     unsafe fn at(&self, column: usize) -> *mut f32 {
         // SAFETY: as the caller says.
         unsafe { self.start.add(column) }
+    }
+
+    /// Those from a row on.
+    fn below(self, row: usize) -> Columns {
+        Columns { start: self.start.wrapping_add(row * self.stride), ..self }
     }
 
     /// # Safety

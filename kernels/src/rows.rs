@@ -3,11 +3,12 @@
 //! The loops are written once ([`dot`], [`spread`]) over an instruction set's vectors of eight
 //! floats ([`Isa`]), and made for each form and each instruction set.
 
+use std::borrow::Cow;
 use std::marker::PhantomData;
 
 use super::codec::{Bf16, Codec, E4M3_FACTOR, E4m3, E8m0, F16, F32, Fp4, Fp8, One, Scale};
 use super::codec::{Eight, Single, Whole};
-use super::{Form, Matrix};
+use super::{Columns, Form, Matrix};
 
 /// Vectors of eight floats.
 ///
@@ -76,50 +77,99 @@ unsafe impl<C: Codec> Decodes<C> for Portable {
 /// Rows of `x` at once.
 const MOST: usize = 4;
 
-/// Up to a few rows of `x`, with the sums of their groups where biases need them.
+/// Up to a few rows of `x`, made ready for products with matrices of a form.
 pub struct Rows<'a> {
-    x: &'a [f32],
+    x: Cow<'a, [f32]>,
     columns: usize,
-    /// `[rows, groups]`; empty for forms without biases.
+    /// The sums of groups, where biases need them: `[rows, groups]`.
     sums: Vec<f32>,
+    /// Whether `x` is in the order of planes.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "no planes there"))]
+    planar: bool,
 }
 
 impl<'a> Rows<'a> {
     /// `x` `[rows, columns]`, for products with matrices of a form.
     pub fn new(x: &'a [f32], columns: usize, form: Form) -> Rows<'a> {
-        let sums = match form {
-            Form::Affine { group, .. } => x.chunks_exact(group).map(|g| g.iter().sum()).collect(),
-            _ => Vec::new(),
-        };
-        Rows { x, columns, sums }
+        #[cfg(target_arch = "x86_64")]
+        if let Some(arranged) = super::x86::planar::arrange(x, columns, form) {
+            return Rows { x: arranged.into(), columns, sums: sums_of(x, form), planar: true };
+        }
+        Rows::in_order(x, columns, form)
     }
 
-    /// Each row times each row of a matrix, to `put(row of x, row of the matrix, product)`.
-    pub fn product(&self, matrix: &Matrix, put: &mut dyn FnMut(usize, usize, f32)) {
-        self.product_with(matrix, put, call);
+    /// The same for [`Rows::product`] on any processor.
+    pub fn in_order(x: &'a [f32], columns: usize, form: Form) -> Rows<'a> {
+        Rows { x: x.into(), columns, sums: sums_of(x, form), planar: false }
     }
 
-    /// The same on any processor.
+    /// Row i of `x` times row j of a matrix, to `[i, first + j]` of `out`.
+    ///
+    /// # Safety
+    /// `out` has these rows and columns, and no other thread writes them.
+    pub unsafe fn product(&self, matrix: &Matrix, out: Columns, first: usize) {
+        // SAFETY: as the caller says.
+        unsafe { self.product_with(matrix, out, first, call) }
+    }
+
+    /// The same on any processor, of rows that are in order.
     #[cfg(test)]
-    pub fn product_portably(&self, matrix: &Matrix, put: &mut dyn FnMut(usize, usize, f32)) {
-        self.product_with(matrix, put, call_portable);
+    pub fn product_portably(&self, matrix: &Matrix, out: &mut [f32]) {
+        assert!(!self.planar && out.len() == self.x.len() / self.columns * matrix.rows);
+        let out = Columns { start: out.as_mut_ptr(), stride: matrix.rows };
+        // SAFETY: as long as it must be, and lent to this alone.
+        unsafe { self.product_with(matrix, out, 0, call_portable) }
     }
 
-    fn product_with(
+    /// # Safety
+    /// As [`Rows::product`].
+    unsafe fn product_with(
         &self,
         matrix: &Matrix,
-        put: &mut dyn FnMut(usize, usize, f32),
+        out: Columns,
+        first: usize,
         with: fn(&Matrix, Work),
     ) {
-        let groups = self.sums.len() * self.columns / self.x.len().max(1);
-        let mut done = 0;
-        for x in self.x.chunks(MOST * self.columns) {
-            let count = x.len() / self.columns;
-            let sums = &self.sums[done * groups..(done + count) * groups];
-            let mut put = |at: usize, row: usize, value: f32| put(done + at, row, value);
-            with(matrix, Work::Dot { x, sums, put: &mut put });
-            done += count;
+        let Rows { x, columns, sums, .. } = self;
+        assert_eq!(*columns, matrix.columns, "columns");
+        let groups = sums.len() * columns / x.len().max(1);
+        for (index, x) in x.chunks(MOST * columns).enumerate() {
+            let (from, count) = (index * MOST, x.len() / columns);
+            let sums = &sums[from * groups..(from + count) * groups];
+            let to = Target { out: out.below(from), first };
+            #[cfg(target_arch = "x86_64")]
+            if self.planar {
+                // SAFETY: `new` has arranged `x`, for which the instruction set must be there; for
+                // `out` as the caller says.
+                unsafe { super::x86::planar::product(x, sums, matrix, to) };
+                continue;
+            }
+            with(matrix, Work::Dot { x, sums, to });
         }
+    }
+}
+
+fn sums_of(x: &[f32], form: Form) -> Vec<f32> {
+    match form {
+        Form::Affine { group, .. } => x.chunks_exact(group).map(|g| g.iter().sum()).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Where products go: row i of `x` times row j of the matrix to `[i, first + j]`. Only
+/// [`Rows::product`] makes one, whose caller has promised that these places are its own.
+#[derive(Clone, Copy)]
+pub struct Target {
+    out: Columns,
+    first: usize,
+}
+
+impl Target {
+    /// Row i of `x` times row j.
+    #[inline(always)]
+    pub fn put(&self, i: usize, j: usize, value: f32) {
+        // SAFETY: as the type says.
+        unsafe { self.out.set(i, self.first + j, value) }
     }
 }
 
@@ -137,7 +187,7 @@ pub fn expand_portably(matrix: &Matrix, out: &mut [f32]) {
 /// What is to be done with a matrix.
 pub enum Work<'a> {
     /// Products with at most [`MOST`] rows of `x`.
-    Dot { x: &'a [f32], sums: &'a [f32], put: &'a mut dyn FnMut(usize, usize, f32) },
+    Dot { x: &'a [f32], sums: &'a [f32], to: Target },
     /// All elements.
     Spread { out: &'a mut [f32] },
 }
@@ -214,11 +264,11 @@ impl<I: Decodes<C>, C: Codec, S: Scale> Loop<I, C, S> {
         unsafe {
             match work {
                 Work::Spread { out } => Self::spread(matrix, group, factor, out),
-                Work::Dot { x, sums, put } => match x.len() / matrix.columns {
-                    1 => Self::dots::<1>(matrix, group, factor, x, sums, put),
-                    2 => Self::dots::<2>(matrix, group, factor, x, sums, put),
-                    3 => Self::dots::<3>(matrix, group, factor, x, sums, put),
-                    _ => Self::dots::<MOST>(matrix, group, factor, x, sums, put),
+                Work::Dot { x, sums, to } => match x.len() / matrix.columns {
+                    1 => Self::dots::<1>(matrix, group, factor, x, sums, to),
+                    2 => Self::dots::<2>(matrix, group, factor, x, sums, to),
+                    3 => Self::dots::<3>(matrix, group, factor, x, sums, to),
+                    _ => Self::dots::<MOST>(matrix, group, factor, x, sums, to),
                 },
             }
         }
@@ -233,7 +283,7 @@ impl<I: Decodes<C>, C: Codec, S: Scale> Loop<I, C, S> {
         factor: f32,
         x: &[f32],
         sums: &[f32],
-        put: &mut dyn FnMut(usize, usize, f32),
+        to: Target,
     ) {
         let columns = matrix.columns;
         let groups = columns / group;
@@ -249,7 +299,7 @@ impl<I: Decodes<C>, C: Codec, S: Scale> Loop<I, C, S> {
                 }
             }
             for (i, total) in totals.into_iter().enumerate() {
-                put(i, row, total * factor);
+                to.put(i, row, total * factor);
             }
         }
     }

@@ -126,6 +126,9 @@ fn forms() -> Vec<(Form, usize)> {
         (Form::Mxfp8, 96),
         (Form::Nvfp4, 80),
         (Form::Nvfp4, 16),
+        (Form::Mxfp4, 192),
+        (Form::Nvfp4, 128),
+        (Form::Affine { bits: 4, group: 32 }, 128),
     ];
     for bits in [2, 3, 4, 5, 6, 8] {
         forms.extend([32, 64, 128].map(|group| (Form::Affine { bits, group }, group * 3)));
@@ -215,10 +218,7 @@ fn portable_products_are_the_same() {
         let mut random = Random(1);
         let x: Vec<f32> = (0..6 * columns).map(|_| random.float()).collect();
         let mut products = vec![f32::NAN; 18];
-        rows::Rows::new(&x, columns, form)
-            .product_portably(&stored.matrix(), &mut |at, row, value| {
-                products[at * 3 + row] = value
-            });
+        rows::Rows::in_order(&x, columns, form).product_portably(&stored.matrix(), &mut products);
         let mut other = vec![f32::NAN; 18];
         product(&x, &stored.matrix(), &mut other, Gemm(plain));
         for (a, b) in products.iter().zip(&other) {

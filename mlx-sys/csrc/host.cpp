@@ -1,4 +1,4 @@
-// An operation of the graph that a function of lathe's computes, on the CPU.
+// Operations of the graph that a function of lathe's computes, on the CPU.
 #include <memory>
 #include <vector>
 
@@ -6,11 +6,10 @@
 #include "mlx/backend/cpu/encoder.h"
 #include "mlx/c/error.h"
 #include "mlx/c/private/mlx.h"
-#include "mlx/ops.h"
 #include "mlx/primitives.h"
 
 extern "C" {
-using lathe_host_run = void(void* data, const void* const* inputs, const int64_t* const* strides, void* out);
+using lathe_host_run = void(void* data, const void* const* inputs, const int64_t* const* strides, void* const* outs);
 using lathe_host_drop = void(void* data);
 }
 
@@ -23,32 +22,47 @@ struct HostFunction {
   ~HostFunction() { drop(data); }
 };
 
-class Host : public mlx::core::UnaryPrimitive {
+// What is dispatched: addresses, and strides one input after the other.
+struct Call {
+  std::shared_ptr<HostFunction> function;
+  std::vector<const void*> from;
+  std::vector<int64_t> strides;
+  std::vector<size_t> axes;
+  std::vector<void*> to;
+
+  void operator()() {
+    std::vector<const int64_t*> steps;
+    size_t at = 0;
+    for (size_t count : axes) {
+      steps.push_back(strides.data() + at);
+      at += count;
+    }
+    function->run(function->data, from.data(), steps.data(), to.data());
+  }
+};
+
+class Host : public mlx::core::Primitive {
  public:
   Host(mlx::core::Stream stream, std::shared_ptr<HostFunction> function)
-      : UnaryPrimitive(stream), function_(std::move(function)) {}
+      : Primitive(stream), function_(std::move(function)) {}
 
-  void eval_cpu(const std::vector<mlx::core::array>& inputs, mlx::core::array& out) override {
-    out.set_data(mlx::core::allocator::malloc(out.nbytes()));
-    std::vector<const void*> from;
-    std::vector<mlx::core::Strides> strides;
+  void eval_cpu(const std::vector<mlx::core::array>& inputs,
+                std::vector<mlx::core::array>& outs) override {
+    Call call{function_, {}, {}, {}, {}};
     for (const auto& input : inputs) {
-      from.push_back(input.data<char>());
-      strides.push_back(input.strides());
+      call.from.push_back(input.data<char>());
+      call.strides.insert(call.strides.end(), input.strides().begin(), input.strides().end());
+      call.axes.push_back(input.ndim());
     }
-    // MLX keeps the buffers of inputs and output until what is dispatched has run.
-    auto& encoder = mlx::core::cpu::get_command_encoder(stream());
-    encoder.dispatch([function = function_, from = std::move(from), strides = std::move(strides),
-                      to = out.data<char>()] {
-      std::vector<const int64_t*> steps;
-      for (const auto& each : strides) {
-        steps.push_back(each.data());
-      }
-      function->run(function->data, from.data(), steps.data(), to);
-    });
+    for (auto& out : outs) {
+      out.set_data(mlx::core::allocator::malloc(out.nbytes()));
+      call.to.push_back(out.data<char>());
+    }
+    // MLX keeps the buffers of inputs and outputs until what is dispatched has run.
+    mlx::core::cpu::get_command_encoder(stream()).dispatch(std::move(call));
   }
 
-  void eval_gpu(const std::vector<mlx::core::array>&, mlx::core::array&) override {
+  void eval_gpu(const std::vector<mlx::core::array>&, std::vector<mlx::core::array>&) override {
     throw std::runtime_error("a function of the CPU cannot run on a GPU");
   }
 
@@ -58,30 +72,33 @@ class Host : public mlx::core::UnaryPrimitive {
   std::shared_ptr<HostFunction> function_;
 };
 
-mlx::core::array row_major(const mlx::core::array& x, mlx::core::Stream stream) {
-  bool ready = x.is_available() && x.flags().row_contiguous;
-  return ready ? x : mlx::core::contiguous(x, false, stream);
-}
-
 } // namespace
 
-/// `out` is what `run` makes of the inputs, each given to it row-major unless `views`. `data` is dropped when
-/// nothing needs it any more, whether this succeeds or not.
-extern "C" int lathe_host_operation(mlx_array* out, const mlx_array* inputs, size_t count,
-                                    bool views, const int* shape, size_t axes, mlx_dtype dtype,
-                                    lathe_host_run* run, void* data, lathe_host_drop* drop,
-                                    mlx_stream stream) {
+/// The arrays that `run` makes of the inputs, all of one dtype; `shapes` are one after the other,
+/// of `axes` numbers each. `data` is dropped when nothing needs it any more, whether this succeeds
+/// or not.
+extern "C" int lathe_host_operation(mlx_array* outs, size_t out_count, const int* shapes,
+                                    const size_t* axes, mlx_dtype dtype, const mlx_array* inputs,
+                                    size_t count, lathe_host_run* run, void* data,
+                                    lathe_host_drop* drop, mlx_stream stream) {
   try {
     std::shared_ptr<HostFunction> function(new HostFunction{run, data, drop});
     auto on = mlx_stream_get_(stream);
     std::vector<mlx::core::array> from;
     for (size_t i = 0; i < count; i++) {
-      auto& input = mlx_array_get_(inputs[i]);
-      from.push_back(views ? input : row_major(input, on));
+      from.push_back(mlx_array_get_(inputs[i]));
     }
-    mlx_array_set_(*out, mlx::core::array(mlx::core::Shape(shape, shape + axes),
-                                          mlx_dtype_to_cpp(dtype),
-                                          std::make_shared<Host>(on, function), std::move(from)));
+    std::vector<mlx::core::Shape> made;
+    for (size_t i = 0; i < out_count; i++) {
+      made.emplace_back(shapes, shapes + axes[i]);
+      shapes += axes[i];
+    }
+    std::vector<mlx::core::Dtype> dtypes(out_count, mlx_dtype_to_cpp(dtype));
+    auto arrays = mlx::core::array::make_arrays(
+        std::move(made), dtypes, std::make_shared<Host>(on, std::move(function)), from);
+    for (size_t i = 0; i < out_count; i++) {
+      mlx_array_set_(outs[i], std::move(arrays[i]));
+    }
   } catch (std::exception& e) {
     mlx_error(e.what());
     return 1;

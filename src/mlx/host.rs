@@ -1,11 +1,12 @@
 //! Operations of MLX's graph that a function of ours computes, on the CPU.
 
+use std::borrow::Cow;
 use std::ffi::c_void;
 use std::slice;
 
 use mlx_rs::{Array, Dtype};
 
-use super::error::Result;
+use super::error::{Error, Result};
 use super::raw;
 
 /// An input of an operation: its elements from the first in memory to the last, and where they are.
@@ -16,21 +17,50 @@ pub struct View<'a> {
     pub strides: &'a [i64],
     /// Elements of each axis.
     pub shape: &'a [i32],
+    /// Bytes of an element.
+    width: usize,
 }
 
-/// What an operation computes: of its inputs the elements of the result.
-type Compute = dyn Fn(&[View], &mut [u8]) + Send + Sync;
+impl<'a> View<'a> {
+    /// The elements one after the other, the last axis fastest; a copy if they lie otherwise.
+    pub fn row_major(&self) -> Cow<'a, [u8]> {
+        let mut expected = 1;
+        let tight = self.shape.iter().zip(self.strides).rev().all(|(&axis, &stride)| {
+            let fits = axis == 1 || stride == expected;
+            expected *= i64::from(axis);
+            fits
+        });
+        if tight || self.bytes.is_empty() {
+            return Cow::Borrowed(self.bytes);
+        }
+        let mut copy = Vec::with_capacity(expected as usize * self.width);
+        self.copy(0, 0, &mut copy);
+        Cow::Owned(copy)
+    }
+
+    fn copy(&self, axis: usize, from: usize, to: &mut Vec<u8>) {
+        if axis == self.shape.len() {
+            return to.extend(&self.bytes[from * self.width..(from + 1) * self.width]);
+        }
+        for index in 0..self.shape[axis] as usize {
+            self.copy(axis + 1, from + index * self.strides[axis] as usize, to);
+        }
+    }
+}
+
+/// What an operation computes: of its inputs the elements of its results.
+type Compute = dyn Fn(&[View], &mut [&mut [u8]]) + Send + Sync;
 
 struct Function {
     compute: Box<Compute>,
     /// Shape and bytes of an element of each input.
     inputs: Vec<(Vec<i32>, usize)>,
-    /// Bytes of the result.
-    out: usize,
+    /// Bytes of each result.
+    outs: Vec<usize>,
 }
 
-/// An array of `shape` and `dtype` that `compute` makes of the inputs' elements, each input's
-/// row-major, when it is evaluated. It must not panic: that ends the process.
+/// An array of `shape` and `dtype` that `compute` makes of the inputs when it is evaluated. It
+/// must not panic: that ends the process.
 ///
 /// # Errors
 /// What MLX refuses.
@@ -38,53 +68,50 @@ pub fn host_operation(
     inputs: &[&Array],
     shape: &[i32],
     dtype: Dtype,
-    compute: impl Fn(&[&[u8]], &mut [u8]) + Send + Sync + 'static,
+    compute: impl Fn(&[View], &mut [u8]) + Send + Sync + 'static,
 ) -> Result<Array> {
-    let compute = move |inputs: &[View], out: &mut [u8]| {
-        let bytes: Vec<&[u8]> = inputs.iter().map(|input| input.bytes).collect();
-        compute(&bytes, out);
-    };
-    operation(inputs, false, shape, dtype, Box::new(compute))
+    let compute = move |inputs: &[View], outs: &mut [&mut [u8]]| compute(inputs, outs[0]);
+    let made = host_operations(inputs, &[shape], dtype, compute)?;
+    made.into_iter().next().ok_or_else(|| Error::mlx("an operation gave nothing"))
 }
 
-/// The same of views: inputs that need not lie row-major in memory are given as they are.
+/// The same, of several arrays.
 ///
 /// # Errors
 /// What MLX refuses.
-pub fn host_operation_on_views(
+pub fn host_operations(
     inputs: &[&Array],
-    shape: &[i32],
+    shapes: &[&[i32]],
     dtype: Dtype,
-    compute: impl Fn(&[View], &mut [u8]) + Send + Sync + 'static,
-) -> Result<Array> {
-    operation(inputs, true, shape, dtype, Box::new(compute))
-}
-
-fn operation(
-    inputs: &[&Array],
-    views: bool,
-    shape: &[i32],
-    dtype: Dtype,
-    compute: Box<Compute>,
-) -> Result<Array> {
+    compute: impl Fn(&[View], &mut [&mut [u8]]) + Send + Sync + 'static,
+) -> Result<Vec<Array>> {
     let stream = raw::stream();
-    let elements: usize = shape.iter().map(|&axis| usize::try_from(axis).unwrap_or(0)).product();
-    let shapes = inputs.iter().map(|input| (input.shape().to_vec(), dtype_bytes(input.dtype())));
-    let out = elements * dtype_bytes(dtype);
-    let function = Function { compute, inputs: shapes.collect(), out };
+    let bytes = |shape: &&[i32]| -> usize {
+        let axes = shape.iter().map(|&axis| usize::try_from(axis).unwrap_or(0));
+        axes.product::<usize>() * dtype_bytes(dtype)
+    };
+    let given = inputs.iter().map(|input| (input.shape().to_vec(), dtype_bytes(input.dtype())));
+    let function = Function {
+        compute: Box::new(compute),
+        inputs: given.collect(),
+        outs: shapes.iter().map(bytes).collect(),
+    };
     let data = Box::into_raw(Box::new(function));
     let inputs: Vec<mlx_sys::mlx_array> = inputs.iter().map(|input| input.as_ptr()).collect();
-    // SAFETY: all arrays and the stream are alive during the call; `data` is what `run` and
-    // `drop_function` take it for, and MLX drops it once.
-    raw::array(|out| unsafe {
+    let axes: Vec<usize> = shapes.iter().map(|shape| shape.len()).collect();
+    let numbers = shapes.concat();
+    // SAFETY: all arrays and the stream are alive during the call, `outs` are as many empty arrays
+    // as there are shapes; `data` is what `run` and `drop_function` take it for, and MLX drops it
+    // once.
+    raw::several(shapes.len(), |outs| unsafe {
         mlx_sys::lathe_host_operation(
-            out,
+            outs,
+            axes.len(),
+            numbers.as_ptr(),
+            axes.as_ptr(),
+            dtype.into(),
             inputs.as_ptr(),
             inputs.len(),
-            views,
-            shape.as_ptr(),
-            shape.len(),
-            dtype.into(),
             run,
             data.cast(),
             drop_function,
@@ -106,7 +133,7 @@ unsafe extern "C" fn run(
     data: *mut c_void,
     inputs: *const *const c_void,
     strides: *const *const i64,
-    out: *mut c_void,
+    outs: *const *mut c_void,
 ) {
     // SAFETY: `data` is the Function that `operation` made, not dropped yet.
     let function = unsafe { &*data.cast_const().cast::<Function>() };
@@ -118,11 +145,13 @@ unsafe extern "C" fn run(
         each.map(|(i, (shape, width))| view(*inputs.add(i), *strides.add(i), shape, *width))
             .collect()
     };
-    if function.out > 0 {
-        // SAFETY: MLX has made room for the result, which nothing else sees before this returns.
-        let out = unsafe { slice::from_raw_parts_mut(out.cast(), function.out) };
-        (function.compute)(&views, out);
-    }
+    let outs = function.outs.iter().enumerate().map(|(i, &length)| match length {
+        0 => &mut [][..],
+        // SAFETY: MLX has made room for as many results, of these lengths, which nothing else sees
+        // before this returns.
+        _ => unsafe { slice::from_raw_parts_mut((*outs.add(i)).cast(), length) },
+    });
+    (function.compute)(&views, &mut outs.collect::<Vec<_>>());
 }
 
 /// # Safety
@@ -140,14 +169,14 @@ unsafe fn view<'a>(
         axes => unsafe { slice::from_raw_parts(strides, axes) },
     };
     if shape.contains(&0) {
-        return View { bytes: &[], strides, shape };
+        return View { bytes: &[], strides, shape, width };
     }
     let steps =
         shape.iter().zip(strides).map(|(&axis, &stride)| (axis as usize - 1) * stride as usize);
     let elements = steps.sum::<usize>() + 1;
     // SAFETY: from the first element to the last.
     let bytes = unsafe { slice::from_raw_parts(start.cast(), elements * width) };
-    View { bytes, strides, shape }
+    View { bytes, strides, shape, width }
 }
 
 unsafe extern "C" fn drop_function(data: *mut c_void) {
@@ -162,19 +191,24 @@ mod tests {
     use crate::dtype;
 
     #[test]
-    fn a_function_sees_its_inputs_row_major_and_makes_the_result() {
+    fn a_function_sees_its_inputs_and_makes_its_results() {
         let bytes: Vec<u8> = (0..6).collect();
         let array = from_bytes(&bytes, dtype::Dtype::U8, &[2, 3]).unwrap();
         let turned = array.transpose().unwrap();
-        let sum = host_operation(&[&array, &turned], &[6], Dtype::Uint8, |inputs, out| {
-            for ((out, a), b) in out.iter_mut().zip(inputs[0]).zip(inputs[1]) {
+        let shapes: [&[i32]; 2] = [&[6], &[2, 3]];
+        let made = host_operations(&[&array, &turned], &shapes, Dtype::Uint8, |inputs, outs| {
+            let (a, b) = (inputs[0].row_major(), inputs[1].row_major());
+            for ((out, a), b) in outs[0].iter_mut().zip(&*a).zip(&*b) {
                 *out = a + b;
             }
+            outs[1].copy_from_slice(inputs[0].bytes);
         });
-        // The result may be used further before it is evaluated.
-        let doubled = sum.unwrap().multiply(Array::from_int(2).as_dtype(Dtype::Uint8).unwrap());
+        let made = made.unwrap();
+        // Results may be used further before they are evaluated.
+        let doubled = made[0].multiply(Array::from_int(2).as_dtype(Dtype::Uint8).unwrap());
         let expected = [0, 1 + 3, 2 + 1, 3 + 4, 4 + 2, 5 + 5].map(|x| 2 * x);
         assert_eq!(Host::new(&doubled.unwrap()).unwrap().bytes(), expected);
+        assert_eq!(Host::new(&made[1]).unwrap().bytes(), bytes);
     }
 
     #[test]
@@ -183,7 +217,7 @@ mod tests {
         let array = from_bytes(&bytes, dtype::Dtype::U8, &[4, 6]).unwrap();
         let rows = Array::from_slice(&[1u32, 2], &[2]);
         let turned = array.transpose().unwrap();
-        let made = host_operation_on_views(&[&turned, &rows], &[2], Dtype::Uint8, |views, out| {
+        let made = host_operation(&[&turned, &rows], &[2], Dtype::Uint8, |views, out| {
             assert_eq!((views[0].strides, views[0].shape), (&[1, 6][..], &[6, 4][..]));
             out.copy_from_slice(&[views[0].bytes[7], views[1].bytes.len() as u8]);
         });

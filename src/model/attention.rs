@@ -290,14 +290,15 @@ impl Attention {
                 Ok((last_axis(&all, 0, q)?, Some(k), Some(v)))
             }
             Projections::Split(q) => {
-                let q = q.forward(x)?;
                 let Keys::Own { k: Some(k), v, .. } = &self.keys else {
-                    return Ok((q, None, None));
+                    return Ok((q.forward(x)?, None, None));
                 };
-                let k = k.forward(x)?;
-                let v = match v {
-                    Some(v) => v.forward(x)?,
-                    None => k.clone(),
+                let (q, k, v) = match v {
+                    Some(v) => Linear::forward_all([q, k, v], x)?.into(),
+                    None => {
+                        let [q, k] = Linear::forward_all([q, k], x)?;
+                        (q, k.clone(), k)
+                    }
                 };
                 Ok((q, Some(k), Some(v)))
             }

@@ -1,12 +1,13 @@
 //! Matrices: linear projections, embeddings, heads, stacked experts; quantized or not.
 
+use mlx_rs::error::Exception;
 use mlx_rs::ops::gather_mm;
 use mlx_rs::{Array, Dtype};
 
 use super::build::Builder;
 use super::description::LinearOrName;
 use super::native::Native;
-use super::ops::Result;
+use super::ops::{Function, Result};
 use super::source::{Quantized, Weight};
 
 /// A matrix `[out, in]`, or stacked ones `[experts, out, in]`.
@@ -17,7 +18,7 @@ pub struct Matrix {
     transposed: bool,
     dtype: Dtype,
     /// On the CPU, where lathe's own kernels can multiply with it.
-    native: Option<Native>,
+    native: Option<Box<Native>>,
 }
 
 #[derive(Clone, Debug)]
@@ -33,7 +34,7 @@ impl Matrix {
         let native = on_cpu && !transposed;
         let (stored, native) = match weight {
             Weight::Float(array) => {
-                let native = native.then(|| Native::of_floats(&array)).flatten();
+                let native = native.then(|| Native::of_floats(&array)).flatten().map(Box::new);
                 let dtype = if native.is_some() { array.dtype() } else { dtype };
                 (Stored::Plain(array.as_dtype(dtype)?), native)
             }
@@ -46,7 +47,8 @@ impl Matrix {
                 if let Some(global) = &quantized.global_scale {
                     quantized.global_scale = Some(global.as_dtype(Dtype::Float32)?);
                 }
-                let native = native.then(|| Native::of_quantized(&quantized)).flatten();
+                let native =
+                    native.then(|| Native::of_quantized(&quantized)).flatten().map(Box::new);
                 (Stored::Quantized(quantized), native)
             }
         };
@@ -210,6 +212,34 @@ impl Linear {
             Some(bias) => product.add(bias),
             None => Ok(product),
         }
+    }
+
+    /// What several projections give of the same `x`.
+    pub fn forward_all<const N: usize>(all: [&Linear; N], x: &Array) -> Result<[Array; N]> {
+        let natives: Option<Vec<&Native>> =
+            all.iter().map(|linear| linear.matrix.native.as_deref()).collect();
+        let products = match natives {
+            Some(natives) => Native::apply_all(&natives, x)?,
+            None => all.iter().map(|linear| linear.matrix.apply(x)).collect::<Result<_>>()?,
+        };
+        let given = all.iter().zip(products).map(|(linear, product)| match &linear.bias {
+            Some(bias) => product.add(bias),
+            None => Ok(product),
+        });
+        let given: Vec<Array> = given.collect::<Result<_>>()?;
+        given.try_into().map_err(|_| Exception::custom("a product is missing"))
+    }
+
+    /// function(gate(x)) × up(x).
+    pub fn gated(function: Function, gate: &Linear, up: &Linear, x: &Array) -> Result<Array> {
+        let natives = (&gate.matrix.native, &up.matrix.native);
+        if let ((Some(gate_of), Some(up_of)), Some(function), None, None) =
+            (natives, function.of_gate(), &gate.bias, &up.bias)
+        {
+            return Native::gated(function, gate_of, up_of, x);
+        }
+        let [gate, up] = Linear::forward_all([gate, up], x)?;
+        function.of(&gate)?.multiply(up)
     }
 
     /// The matrix.

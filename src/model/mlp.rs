@@ -48,15 +48,16 @@ impl GatedMlp {
 
     /// `[…, hidden]` to the same.
     pub fn forward(&self, x: &Array) -> Result<Array> {
-        let (gate, up) = match &self.entry {
-            Entry::Split(gate, up) => (gate.forward(x)?, up.forward(x)?),
+        let inner = match &self.entry {
+            Entry::Split(gate, up) => Linear::gated(self.function, gate, up, x)?,
             Entry::Fused(both) => {
                 let both = both.forward(x)?;
                 let inner = both.dim(-1) / 2;
-                (last_axis(&both, 0, inner)?, last_axis(&both, inner, 2 * inner)?)
+                let (gate, up) = (last_axis(&both, 0, inner)?, last_axis(&both, inner, 2 * inner)?);
+                self.function.of(&gate)?.multiply(up)?
             }
         };
-        self.down.forward(&self.function.of(&gate)?.multiply(up)?)
+        self.down.forward(&inner)
     }
 }
 

@@ -7,14 +7,15 @@ use std::borrow::Cow;
 use std::os::raw::c_int;
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use lathe_kernels::{Form, Gemm, Heads, Matrix, Sight, attend, product};
+use lathe_kernels::{Form, Gate, Gemm, Heads, Matrix, Product, Sight, Strided};
+use lathe_kernels::{attend, product, products};
 use mlx_rs::error::Exception;
 use mlx_rs::{Array, Dtype};
 
 use super::ops::Result;
 use super::source::Quantized;
 use crate::format::Mode;
-use crate::mlx::host::{View, host_operation, host_operation_on_views};
+use crate::mlx::host::{View, host_operation, host_operations};
 
 /// A matrix `[out, in]` or stacked ones `[experts, out, in]` that the kernels can multiply with.
 #[derive(Clone, Debug)]
@@ -73,35 +74,61 @@ impl Native {
         fits.then_some(Native { form, weight, scales, biases, factors, rows, columns })
     }
 
-    /// Its arrays, and where among them the optional ones are.
-    fn inputs<'a>(&'a self, first: &[&'a Array]) -> (Vec<&'a Array>, Places) {
-        let mut inputs = first.to_vec();
-        inputs.push(&self.weight);
-        let mut place = |array: &'a Option<Array>| {
-            array.as_ref().map(|array| {
+    /// Adds its arrays to the inputs of an operation, and says where they are.
+    fn add_to<'a>(&'a self, inputs: &mut Vec<&'a Array>) -> Places {
+        let mut place = |array: Option<&'a Array>| {
+            array.map(|array| {
                 inputs.push(array);
                 inputs.len() - 1
             })
         };
-        let (scales, biases) = (place(&self.scales), place(&self.biases));
-        let factors = place(&self.factors);
-        let (form, weight) = (self.form, first.len());
-        let (rows, columns) = (self.rows as usize, self.columns as usize);
-        (inputs, Places { form, rows, columns, weight, scales, biases, factors })
+        Places {
+            form: self.form,
+            rows: self.rows as usize,
+            columns: self.columns as usize,
+            weight: place(Some(&self.weight)).unwrap_or_default(),
+            scales: place(self.scales.as_ref()),
+            biases: place(self.biases.as_ref()),
+            factors: place(self.factors.as_ref()),
+        }
     }
 
     /// `x` `[…, in]` to `[…, out]` in f32.
     pub fn apply(&self, x: &Array) -> Result<Array> {
-        let x = x.as_dtype(Dtype::Float32)?;
-        let mut shape = x.shape().to_vec();
-        let Some(last) = shape.last_mut().filter(|last| **last == self.columns) else {
-            return Err(misfit(&x, self.columns));
-        };
-        *last = self.rows;
-        let (inputs, places) = self.inputs(&[&x]);
-        let made = host_operation(&inputs, &shape, Dtype::Float32, move |inputs, out| {
-            let matrix = places.matrix(inputs, 0);
-            product(cast_slice(inputs[0]), &matrix, cast_slice_mut(out), BLAS);
+        let mut made = Native::apply_all(&[self], x)?;
+        made.pop().ok_or_else(|| Exception::custom("a product gave nothing"))
+    }
+
+    /// The same with several matrices at once.
+    pub fn apply_all(matrices: &[&Native], x: &Array) -> Result<Vec<Array>> {
+        let Stacked { x, inputs, places, shapes } = Stacked::new(matrices, x)?;
+        let shapes: Vec<&[i32]> = shapes.iter().map(Vec::as_slice).collect();
+        let inputs: Vec<&Array> = std::iter::once(&x).chain(inputs).collect();
+        let made = host_operations(&inputs, &shapes, Dtype::Float32, move |views, outs| {
+            let inputs = row_major(views);
+            let mut of: Vec<Product> = Vec::with_capacity(outs.len());
+            for (places, out) in places.iter().zip(outs) {
+                of.push(Product { matrix: places.matrix(&inputs, 0), out: cast_slice_mut(out) });
+            }
+            products(cast_slice(&inputs[0]), &mut of, BLAS);
+        });
+        made.map_err(failed)
+    }
+
+    /// The function of what `gate` gives times what `up` gives, `[…, in]` to `[…, out]` in f32.
+    pub fn gated(function: Gate, gate: &Native, up: &Native, x: &Array) -> Result<Array> {
+        let Stacked { x, inputs, places, shapes } = Stacked::new(&[gate, up], x)?;
+        let inputs: Vec<&Array> = std::iter::once(&x).chain(inputs).collect();
+        let made = host_operation(&inputs, &shapes[0], Dtype::Float32, move |views, out| {
+            let inputs = row_major(views);
+            let out: &mut [f32] = cast_slice_mut(out);
+            let (mut gate, mut up) = (vec![0.0; out.len()], vec![0.0; out.len()]);
+            let mut of = [
+                Product { matrix: places[0].matrix(&inputs, 0), out: &mut gate },
+                Product { matrix: places[1].matrix(&inputs, 0), out: &mut up },
+            ];
+            products(cast_slice(&inputs[0]), &mut of, BLAS);
+            function.apply(&gate, &up, out);
         });
         made.map_err(failed)
     }
@@ -119,18 +146,52 @@ impl Native {
         let shared = x.dim(1) == 1;
         let chosen = chosen as usize;
         let shape = [tokens, chosen as i32, 1, self.rows];
-        let (inputs, places) = self.inputs(&[&x, &experts]);
-        let made = host_operation(&inputs, &shape, Dtype::Float32, move |inputs, out| {
-            let x: &[f32] = cast_slice(inputs[0]);
-            let experts: &[u32] = cast_slice(inputs[1]);
+        let mut inputs = vec![&x, &experts];
+        let places = self.add_to(&mut inputs);
+        let made = host_operation(&inputs, &shape, Dtype::Float32, move |views, out| {
+            let inputs = row_major(views);
+            let x: &[f32] = cast_slice(&inputs[0]);
+            let experts: &[u32] = cast_slice(&inputs[1]);
             let x_row = |pair: usize| {
                 let row = if shared { pair / chosen } else { pair };
                 &x[row * places.columns..(row + 1) * places.columns]
             };
-            places.gather(inputs, experts, x_row, cast_slice_mut(out));
+            places.gather(&inputs, experts, x_row, cast_slice_mut(out));
         });
         made.map_err(failed)
     }
+}
+
+/// Matrices of as many columns, ready for an operation whose first input is `x` in f32.
+struct Stacked<'a> {
+    x: Array,
+    /// All other inputs.
+    inputs: Vec<&'a Array>,
+    places: Vec<Places>,
+    /// Of each result.
+    shapes: Vec<Vec<i32>>,
+}
+
+impl<'a> Stacked<'a> {
+    fn new(matrices: &[&'a Native], x: &Array) -> Result<Stacked<'a>> {
+        let x = x.as_dtype(Dtype::Float32)?;
+        let (mut inputs, mut places, mut shapes) = (Vec::new(), Vec::new(), Vec::new());
+        for matrix in matrices {
+            let mut shape = x.shape().to_vec();
+            match shape.last_mut().filter(|last| **last == matrix.columns) {
+                Some(last) => *last = matrix.rows,
+                None => return Err(misfit(&x, matrix.columns)),
+            }
+            shapes.push(shape);
+            let places_of_one = matrix.add_to(&mut inputs);
+            places.push(places_of_one.behind(1));
+        }
+        Ok(Stacked { x, inputs, places, shapes })
+    }
+}
+
+fn row_major<'a>(views: &[View<'a>]) -> Vec<Cow<'a, [u8]>> {
+    views.iter().map(View::row_major).collect()
 }
 
 /// Where an operation finds a matrix among its inputs.
@@ -146,20 +207,32 @@ struct Places {
 }
 
 impl Places {
+    /// The same where so many inputs come first.
+    fn behind(self, first: usize) -> Places {
+        let later = |place: Option<usize>| place.map(|place| place + first);
+        Places {
+            weight: self.weight + first,
+            scales: later(self.scales),
+            biases: later(self.biases),
+            factors: later(self.factors),
+            ..self
+        }
+    }
+
     /// The matrix of an expert; the only one is number 0.
-    fn matrix<'a>(&self, inputs: &[&'a [u8]], expert: usize) -> Matrix<'a> {
+    fn matrix<'a>(&self, inputs: &'a [Cow<[u8]>], expert: usize) -> Matrix<'a> {
         let elements = self.rows * self.columns;
         let part = |bytes: &'a [u8], length: usize| &bytes[expert * length..(expert + 1) * length];
         let (group, scale) = self.form.group().unwrap_or((1, 0));
         let companions = elements / group * scale;
         let companion =
-            |place: Option<usize>| place.map_or(&[][..], |place| part(inputs[place], companions));
-        let factors: &[f32] = self.factors.map_or(&[1.0], |place| cast_slice(inputs[place]));
+            |place: Option<usize>| place.map_or(&[][..], |place| part(&inputs[place], companions));
+        let factors: &[f32] = self.factors.map_or(&[1.0], |place| cast_slice(&inputs[place]));
         Matrix {
             form: self.form,
             rows: self.rows,
             columns: self.columns,
-            weight: part(inputs[self.weight], elements * self.form.bits() / 8),
+            weight: part(&inputs[self.weight], elements * self.form.bits() / 8),
             scales: companion(self.scales),
             biases: companion(self.biases),
             factor: factors[if factors.len() == 1 { 0 } else { expert }],
@@ -169,7 +242,7 @@ impl Places {
     /// Products of the rows of `x` with the expert of each, expert by expert.
     fn gather<'x>(
         &self,
-        inputs: &[&[u8]],
+        inputs: &[Cow<[u8]>],
         experts: &[u32],
         x_row: impl Fn(usize) -> &'x [f32],
         out: &mut [f32],
@@ -191,6 +264,42 @@ impl Places {
             }
         }
     }
+}
+
+/// RMS norm over the last axis, in f32; see [`lathe_kernels::rms_norm`].
+pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
+    let width = x.dim(-1).max(1) as usize;
+    let inputs: Vec<&Array> = std::iter::once(x).chain(weight).collect();
+    let made = host_operation(&inputs, x.shape(), Dtype::Float32, move |views, out| {
+        let inputs = row_major(views);
+        let weight = inputs.get(1).map(|weight| cast_slice(weight));
+        lathe_kernels::rms_norm(cast_slice(&inputs[0]), weight, eps, width, cast_slice_mut(out));
+    });
+    made.map_err(failed)
+}
+
+/// Rotates `[1, heads, tokens, width]` in f32 by angles whose cosines and sines are `[tokens,
+/// pairs]`; see [`lathe_kernels::rotate`].
+pub fn rotate(x: &Array, cos: &Array, sin: &Array, interleaved: bool) -> Result<Array> {
+    let made = host_operation(&[x, cos, sin], x.shape(), Dtype::Float32, move |views, out| {
+        let [_, of_head, of_row, of_element] =
+            std::array::from_fn(|axis| views[0].strides[axis] as usize);
+        let [_, heads, rows, width] = axes(&views[0]);
+        let x = Strided {
+            data: cast_slice(views[0].bytes),
+            shape: [heads, rows, width],
+            strides: [of_head, of_row, of_element],
+        };
+        let (cos, sin) = (views[1].row_major(), views[2].row_major());
+        lathe_kernels::rotate(
+            &x,
+            cast_slice(&cos),
+            cast_slice(&sin),
+            interleaved,
+            cast_slice_mut(out),
+        );
+    });
+    made.map_err(failed)
 }
 
 /// How queries see keys.
@@ -215,7 +324,7 @@ pub fn attention(
     let mut inputs = vec![queries, keys, values];
     inputs.extend(sinks);
     let Seeing { scale, first, window } = seeing;
-    let made = host_operation_on_views(&inputs, &shape, Dtype::Float32, move |views, out| {
+    let made = host_operation(&inputs, &shape, Dtype::Float32, move |views, out| {
         let [q, k, v] = [0, 1, 2].map(|i| lined_up(&views[i]));
         let sinks = views.get(3).map(|view| cast_slice(view.bytes));
         let sight = Sight { scale, first, window, sinks };

@@ -3,11 +3,12 @@
 //! RMS norm: x × (mean(x²) + eps)^-½ × w (Zhang and Sennrich 2019). Layer norm: the same of x
 //! less its mean, and a bias (Ba et al. 2016).
 
-use mlx_rs::Array;
 use mlx_rs::fast;
+use mlx_rs::{Array, Dtype};
 
 use super::build::Builder;
 use super::description::{self, NormOrName};
+use super::native;
 use super::ops::Result;
 
 /// A norm.
@@ -17,6 +18,8 @@ pub struct Norm {
     bias: Option<Array>,
     eps: f32,
     centred: bool,
+    /// Whether lathe's own kernels do it.
+    on_cpu: bool,
 }
 
 impl Norm {
@@ -58,7 +61,8 @@ impl Norm {
             }
             _ => None,
         };
-        Some(Norm { weight, bias, eps: eps as f32, centred })
+        let on_cpu = to.compute.on_cpu;
+        Some(Norm { weight, bias, eps: eps as f32, centred, on_cpu })
     }
 
     /// Reads a norm that may be given by name alone.
@@ -76,6 +80,9 @@ impl Norm {
     pub fn forward(&self, x: &Array) -> Result<Array> {
         if self.centred {
             return fast::layer_norm(x, self.weight.as_ref(), self.bias.as_ref(), self.eps);
+        }
+        if self.on_cpu && x.dtype() == Dtype::Float32 {
+            return native::rms_norm(x, self.weight.as_ref(), self.eps);
         }
         fast::rms_norm(x, self.weight.as_ref(), self.eps)
     }

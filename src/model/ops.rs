@@ -1,5 +1,6 @@
 //! Small functions of arrays that modules share.
 
+use lathe_kernels::Gate;
 use mlx_rs::Array;
 use mlx_rs::error::Exception;
 use mlx_rs::ops::indexing::TryIndexOp;
@@ -94,6 +95,17 @@ functions! {
 }
 
 impl Function {
+    /// The same as a gate of the kernels, where they have it.
+    pub fn of_gate(self) -> Option<Gate> {
+        match self {
+            Function::Silu => Some(Gate::Silu),
+            Function::GeluTanh => Some(Gate::GeluTanh),
+            Function::Sigmoid => Some(Gate::Sigmoid),
+            Function::Relu => Some(Gate::Relu),
+            Function::Gelu | Function::Relu2 | Function::Softplus => None,
+        }
+    }
+
     /// The function of each element.
     pub fn of(self, x: &Array) -> Result<Array> {
         match self {

@@ -16,14 +16,15 @@
 
 use std::f64::consts::PI;
 
-use mlx_rs::Array;
 use mlx_rs::ops::indexing::{Ellipsis, TryIndexOp};
 use mlx_rs::ops::{concatenate, stack};
+use mlx_rs::{Array, Dtype};
 use serde_json::Value as Json;
 
 use super::batch::Pass;
 use super::build::Builder;
 use super::description;
+use super::native;
 use super::ops::{Result, last_axis};
 
 /// A rotation.
@@ -34,6 +35,8 @@ pub struct Rope {
     frequencies: Vec<f32>,
     factor: f32,
     interleaved: bool,
+    /// Whether lathe's own kernels do it.
+    on_cpu: bool,
     /// What latent attention multiplies its scores by: the square of YaRN's factor for all
     /// dimensions (DeepSeek-V2), else 1.
     pub score_factor: f64,
@@ -75,7 +78,8 @@ impl Rope {
                 let frequencies = frequencies.into_iter().map(|f| f as f32).collect();
                 let factor = factor as f32;
                 let score_factor = parameters.score_factor();
-                let rope = Rope { id: 0, frequencies, factor, interleaved, score_factor };
+                let on_cpu = to.compute.on_cpu;
+                let rope = Rope { id: 0, frequencies, factor, interleaved, on_cpu, score_factor };
                 Some(to.shared_rope(rope))
             }
             Err(message) => {
@@ -97,6 +101,9 @@ impl Rope {
     pub fn apply(&self, x: &Array, position: usize, pass: &mut Pass) -> Result<Array> {
         let length = x.dim(-2) as usize;
         let (cos, sin) = self.rotations(position, length, pass)?;
+        if self.on_cpu && x.dtype() == Dtype::Float32 && x.ndim() == 4 && x.dim(0) == 1 {
+            return native::rotate(x, &cos, &sin, self.interleaved);
+        }
         let (cos, sin) = (cos.as_dtype(x.dtype())?, sin.as_dtype(x.dtype())?);
         let (pairs, head_dim) = (self.frequencies.len() as i32, x.dim(-1));
         let turned = if self.interleaved {

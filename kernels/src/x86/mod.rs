@@ -1,5 +1,7 @@
 //! AVX2, FMA and F16C: every x86 since 2013.
 
+pub mod planar;
+
 use std::arch::x86_64::*;
 
 use super::Matrix;

@@ -1,0 +1,302 @@
+//! What is done with each element or row between products: norms, rotations, gates.
+
+use crate::codec::Eight;
+use crate::{Columns, in_parallel};
+
+/// Elements from which on several threads share the work.
+const MANY: usize = 64 * 1024;
+
+/// x × (mean(x²) + eps)^-½ × weight of each row of `x` `[rows, width]` (Zhang and Sennrich 2019).
+///
+/// # Panics
+/// When lengths do not fit each other.
+pub fn rms_norm(x: &[f32], weight: Option<&[f32]>, eps: f32, width: usize, out: &mut [f32]) {
+    assert!(width > 0 && x.len().is_multiple_of(width) && out.len() == x.len(), "rows");
+    assert!(weight.is_none_or(|weight| weight.len() == width), "weight");
+    by_rows(out, width, &|row, out| {
+        let x = &x[row * width..(row + 1) * width];
+        let scale = 1.0 / (sum(x, |x| x * x) / width as f32 + eps).sqrt();
+        match weight {
+            Some(weight) => {
+                for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+                    *out = x * scale * weight;
+                }
+            }
+            None => out.iter_mut().zip(x).for_each(|(out, x)| *out = x * scale),
+        }
+    });
+}
+
+/// The sum over all elements, in eight parts.
+#[inline(always)]
+fn sum(x: &[f32], of: impl Fn(f32) -> f32) -> f32 {
+    let mut sums: Eight = [0.0; 8];
+    let chunks = x.chunks_exact(8);
+    for (sum, &x) in sums.iter_mut().zip(chunks.remainder()) {
+        *sum += of(x);
+    }
+    for chunk in chunks {
+        for (sum, &x) in sums.iter_mut().zip(chunk) {
+            *sum += of(x);
+        }
+    }
+    sums.iter().sum()
+}
+
+/// Rows of f32 `[heads, rows, width]` that may lie anywhere: elements from one to the next on each
+/// axis.
+#[derive(Clone, Copy, Debug)]
+pub struct Strided<'a> {
+    /// From the first element to the last.
+    pub data: &'a [f32],
+    /// Elements of each axis.
+    pub shape: [usize; 3],
+    /// Steps of each axis.
+    pub strides: [usize; 3],
+}
+
+/// Rotates each row's first elements in pairs, by the angles of its position (Su et al. 2021):
+/// pair i of row j by the one whose cosine and sine stand at `[j, i]`. A pair is (i, i + pairs),
+/// or (2 i, 2 i + 1) when `interleaved`. `out` is `[heads, rows, width]`.
+///
+/// # Panics
+/// When lengths do not fit each other.
+pub fn rotate(x: &Strided, cos: &[f32], sin: &[f32], interleaved: bool, out: &mut [f32]) {
+    let Strided { data, shape: [heads, rows, width], strides } = *x;
+    if heads * rows * width == 0 {
+        return;
+    }
+    let pairs = cos.len() / rows;
+    assert!(cos.len() == rows * pairs && sin.len() == cos.len() && 2 * pairs <= width, "angles");
+    assert_eq!(out.len(), heads * rows * width, "out");
+    by_rows(out, width, &|at, out| {
+        let (head, row) = (at / rows, at % rows);
+        let from = head * strides[0] + row * strides[1];
+        let turns = row * pairs..(row + 1) * pairs;
+        let (cos, sin) = (&cos[turns.clone()], &sin[turns]);
+        if strides[2] == 1 {
+            out.copy_from_slice(&data[from..from + width]);
+        } else {
+            for (element, out) in out.iter_mut().enumerate() {
+                *out = data[from + element * strides[2]];
+            }
+        }
+        let angles = cos.iter().zip(sin);
+        if interleaved {
+            for (pair, (cos, sin)) in out.chunks_exact_mut(2).zip(angles) {
+                (pair[0], pair[1]) = (pair[0] * cos - pair[1] * sin, pair[1] * cos + pair[0] * sin);
+            }
+        } else {
+            let (first, second) = out.split_at_mut(pairs);
+            for ((a, b), (cos, sin)) in first.iter_mut().zip(second).zip(angles) {
+                (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+            }
+        }
+    });
+}
+
+/// A function of a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// x × sigmoid(x).
+    Silu,
+    /// x × Φ(x), by tanh.
+    GeluTanh,
+    /// sigmoid(x).
+    Sigmoid,
+    /// max(x, 0).
+    Relu,
+}
+
+impl Gate {
+    /// `out` = the function of each `gate`, times `by`.
+    ///
+    /// # Panics
+    /// When lengths do not fit each other.
+    pub fn apply(self, gate: &[f32], by: &[f32], out: &mut [f32]) {
+        assert!(gate.len() == out.len() && by.len() == out.len(), "lengths");
+        match self {
+            Gate::Silu => each(gate, by, out, |x| x * sigmoid(x)),
+            Gate::Sigmoid => each(gate, by, out, sigmoid),
+            Gate::Relu => each(gate, by, out, |x| x.max(0.0)),
+            Gate::GeluTanh => each(gate, by, out, |x| {
+                // (1 + tanh(y)) / 2 is sigmoid(2 y).
+                let twice = 2.0 * (2.0 / std::f32::consts::PI).sqrt();
+                x * sigmoid(twice * (x + 0.044715 * x * x * x))
+            }),
+        }
+    }
+}
+
+/// In parts, each short enough to share.
+fn each(gate: &[f32], by: &[f32], out: &mut [f32], function: impl Fn(f32) -> f32 + Sync) {
+    let part = MANY / 4;
+    let whole = out.len() - out.len() % part;
+    let work = |from: usize, out: &mut [f32]| {
+        let to = from + out.len();
+        for ((out, &gate), by) in out.iter_mut().zip(&gate[from..to]).zip(&by[from..to]) {
+            *out = function(gate) * by;
+        }
+    };
+    let (parts, rest) = out.split_at_mut(whole);
+    by_rows(parts, part, &|row, out| work(row * part, out));
+    work(whole, rest);
+}
+
+#[inline(always)]
+fn sigmoid(x: f32) -> f32 {
+    let small = exp(-x.abs());
+    let of_size = 1.0 / (1.0 + small);
+    if x >= 0.0 { of_size } else { small * of_size }
+}
+
+/// Calls `work` with each row of `out` `[rows, width]`.
+fn by_rows(out: &mut [f32], width: usize, work: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+    let (rows, elements) = (out.len() / width, out.len());
+    // Some rows at a time, so that a piece is worth taking.
+    let together = (MANY / 4 / width).max(1);
+    let out = Columns { start: out.as_mut_ptr(), stride: width };
+    in_parallel(rows.div_ceil(together), elements >= MANY, &|piece| {
+        for row in piece * together..((piece + 1) * together).min(rows) {
+            // SAFETY: a row of `out`, which no other piece has.
+            let out = unsafe { std::slice::from_raw_parts_mut(out.below(row).at(0), width) };
+            work(row, out);
+        }
+    });
+}
+
+/// e^x for x ≤ 0, to about one unit in the last place: 2^n × e^r with |r| ≤ ln 2 / 2, e^r by its
+/// series (written so that compilers make vectors of it).
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    const ROUNDER: f32 = 12_582_912.0; // 1.5 × 2^23: adding it leaves the nearest whole number
+    const SERIES: Eight =
+        [1.0, 1.0, 0.5, 1.0 / 6.0, 1.0 / 24.0, 1.0 / 120.0, 1.0 / 720.0, 1.0 / 5040.0];
+    let x = if x > -87.0 { x } else { -87.0 };
+    let rounded = x * std::f32::consts::LOG2_E + ROUNDER;
+    let n = rounded - ROUNDER;
+    // ln 2 in two parts, the first of them exact in products with n.
+    let r = (x - n * 0.693_359_4) + n * 2.121_944_4e-4;
+    let mut sum = SERIES[7];
+    for factor in SERIES[..7].iter().rev() {
+        sum = sum * r + factor;
+    }
+    sum * f32::from_bits((rounded.to_bits() << 23).wrapping_add(0x3f80_0000))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Random;
+    use super::*;
+
+    #[test]
+    fn powers_of_e_are_exact_to_a_few_units() {
+        for i in 0..80_000 {
+            let x = -(i as f32) / 1000.0;
+            let (found, wanted) = (f64::from(exp(x)), f64::from(x).exp());
+            assert!((found / wanted - 1.0).abs() < 3e-7, "{x}: {found}, not {wanted}");
+        }
+        assert!(exp(f32::NEG_INFINITY) < 2e-38);
+    }
+
+    /// Each by its definition, in f64.
+    #[test]
+    fn gates_are_what_they_are_defined_to_be() {
+        let x: Vec<f32> = (-4000..=4000).map(|i| i as f32 / 200.0).collect();
+        let by: Vec<f32> = x.iter().map(|x| 0.5 - x / 10.0).collect();
+        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+        let gelu = |x: f64| {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            0.5 * x * (1.0 + inner.tanh())
+        };
+        let silu = |x: f64| x * sigmoid(x);
+        let relu = |x: f64| x.max(0.0);
+        let cases: [(Gate, &dyn Fn(f64) -> f64); 4] = [
+            (Gate::Silu, &silu),
+            (Gate::Sigmoid, &sigmoid),
+            (Gate::Relu, &relu),
+            (Gate::GeluTanh, &gelu),
+        ];
+        for (gate, wanted) in cases {
+            let mut out = vec![f32::NAN; x.len()];
+            gate.apply(&x, &by, &mut out);
+            for ((&x, &by), &found) in x.iter().zip(&by).zip(&out) {
+                let wanted = wanted(f64::from(x)) * f64::from(by);
+                assert!(
+                    (f64::from(found) - wanted).abs() <= 2e-6 * wanted.abs().max(0.1),
+                    "{gate:?} of {x} times {by}: {found}, not {wanted}"
+                );
+            }
+        }
+        // So many that threads share them; NaN stays what it is.
+        let many: Vec<f32> = (0..MANY * 3 + 5).map(|i| (i % 17) as f32 - 8.0).collect();
+        let mut out = vec![f32::NAN; many.len()];
+        Gate::Relu.apply(&many, &many, &mut out);
+        assert!(many.iter().zip(&out).all(|(&x, &y)| y == x.max(0.0) * x));
+        let mut out = [0.0];
+        Gate::Silu.apply(&[f32::NAN], &[1.0], &mut out);
+        assert!(out[0].is_nan());
+    }
+
+    #[test]
+    fn a_norm_is_what_it_is_defined_to_be() {
+        let mut random = Random(3);
+        for (rows, width) in [(1, 7), (3, 64), (400, 576)] {
+            let x: Vec<f32> = (0..rows * width).map(|_| random.float()).collect();
+            let weight: Vec<f32> = (0..width).map(|_| random.float()).collect();
+            for weight in [None, Some(&weight[..])] {
+                let mut out = vec![f32::NAN; x.len()];
+                rms_norm(&x, weight, 1e-5, width, &mut out);
+                for (row, (x, out)) in x.chunks(width).zip(out.chunks(width)).enumerate() {
+                    let square = x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>();
+                    let scale = (square / width as f64 + 1e-5).sqrt().recip();
+                    for (i, (&x, &out)) in x.iter().zip(out).enumerate() {
+                        let weight = weight.map_or(1.0, |weight| f64::from(weight[i]));
+                        let wanted = f64::from(x) * scale * weight;
+                        assert!(
+                            (f64::from(out) - wanted).abs() < 1e-6,
+                            "[{row}, {i}]: {out}, {wanted}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn pairs_are_turned_wherever_rows_lie() {
+        let mut random = Random(4);
+        let (heads, rows, width, pairs) = (3, 50, 10, 4);
+        let x: Vec<f32> = (0..heads * rows * width).map(|_| random.float()).collect();
+        let angles: Vec<f32> = (0..rows * pairs).map(|_| random.float() * 3.0).collect();
+        let (sin, cos): (Vec<f32>, Vec<f32>) = angles.iter().map(|angle| angle.sin_cos()).unzip();
+        // By heads, by rows, and by elements.
+        for strides in
+            [[rows * width, width, 1], [width, heads * width, 1], [rows, 1, heads * rows]]
+        {
+            for interleaved in [false, true] {
+                let shape = [heads, rows, width];
+                let given = Strided { data: &x, shape, strides };
+                let mut out = vec![f32::NAN; x.len()];
+                rotate(&given, &cos, &sin, interleaved, &mut out);
+                for head in 0..heads {
+                    for row in 0..rows {
+                        let from =
+                            |i: usize| x[head * strides[0] + row * strides[1] + i * strides[2]];
+                        let to = |i: usize| out[(head * rows + row) * width + i];
+                        for pair in 0..pairs {
+                            let (a, b) = match interleaved {
+                                true => (2 * pair, 2 * pair + 1),
+                                false => (pair, pair + pairs),
+                            };
+                            let (sin, cos) = angles[row * pairs + pair].sin_cos();
+                            assert!((to(a) - (from(a) * cos - from(b) * sin)).abs() < 1e-6);
+                            assert!((to(b) - (from(b) * cos + from(a) * sin)).abs() < 1e-6);
+                        }
+                        assert!((2 * pairs..width).all(|i| to(i) == from(i)));
+                    }
+                }
+            }
+        }
+    }
+}
