@@ -8,9 +8,9 @@
 use mlx_rs::Array;
 use mlx_rs::error::Exception;
 use mlx_rs::ops::concatenate;
-use mlx_rs::ops::indexing::{TryIndexMutOp, TryIndexOp};
 
 use super::Remembers;
+use crate::mlx::slice;
 
 /// Tokens by which the room grows.
 const STEP: usize = 256;
@@ -58,11 +58,11 @@ impl KeyCache {
         let first = self.end;
         let count = keys.dim(2) as usize;
         self.make_room(keys, values, count)?;
-        let (at, end) = ((first - self.start) as i32, (first - self.start + count) as i32);
+        let at = (first - self.start) as i32;
         if let Some((held_keys, held_values)) = &mut self.arrays {
-            held_keys.try_index_mut((.., .., at..end, ..), keys)?;
+            *held_keys = slice::with_part(held_keys, 2, at, keys)?;
             if let (Some(held), Some(values)) = (held_values, values) {
-                held.try_index_mut((.., .., at..end, ..), values)?;
+                *held = slice::with_part(held, 2, at, values)?;
             }
         }
         self.end += count;
@@ -77,9 +77,9 @@ impl KeyCache {
         let lowest = self.window.map_or(0, |window| (first + 1).saturating_sub(window));
         let lowest = lowest.max(self.start);
         let (from, to) = ((lowest - self.start) as i32, (self.end - self.start) as i32);
-        let keys = keys.try_index((.., .., from..to, ..))?;
+        let keys = slice::part(keys, 2, from..to)?;
         let values = match values {
-            Some(values) => values.try_index((.., .., from..to, ..))?,
+            Some(values) => slice::part(values, 2, from..to)?,
             None => keys.clone(),
         };
         Ok(Seen { keys, values, start: lowest })
@@ -106,7 +106,7 @@ impl KeyCache {
             match held {
                 Some(held) if keep > 0 => {
                     let kept = kept.start as i32..kept.end as i32;
-                    concatenate(&[held.try_index((.., .., kept, ..))?, fresh], 2)
+                    concatenate(&[slice::part(held, 2, kept)?, fresh], 2)
                 }
                 _ => Ok(fresh),
             }

@@ -48,6 +48,12 @@ impl From<mlx_rs::error::Exception> for Error {
     }
 }
 
+impl From<Error> for mlx_rs::error::Exception {
+    fn from(error: Error) -> Self {
+        mlx_rs::error::Exception::custom(error.to_string())
+    }
+}
+
 impl Error {
     /// MLX's message without the place in the sources of mlx-c that ends it.
     pub(super) fn mlx(message: &str) -> Self {

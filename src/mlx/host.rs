@@ -39,8 +39,11 @@ impl<'a> View<'a> {
     }
 
     fn copy(&self, axis: usize, from: usize, to: &mut Vec<u8>) {
-        if axis == self.shape.len() {
-            return to.extend(&self.bytes[from * self.width..(from + 1) * self.width]);
+        let bytes = |count: usize| &self.bytes[from * self.width..(from + count) * self.width];
+        match self.shape.len() - axis {
+            0 => return to.extend(bytes(1)),
+            1 if self.strides[axis] == 1 => return to.extend(bytes(self.shape[axis] as usize)),
+            _ => {}
         }
         for index in 0..self.shape[axis] as usize {
             self.copy(axis + 1, from + index * self.strides[axis] as usize, to);

@@ -20,6 +20,7 @@ mod error;
 pub mod host;
 pub mod quant;
 mod raw;
+pub mod slice;
 
 pub use array::{Host, from_bytes};
 pub use device::{Blas, Device, Info, Memory, info, memory};

@@ -15,7 +15,9 @@ use super::description;
 use super::linear::Linear;
 use super::native::{self, Seeing};
 use super::norm::Norm;
-use super::ops::{Function, Result, join_rows, last_axis, row, soft_cap, times};
+use super::ops::{
+    Function, Result, heads_first, heads_last, join_rows, last_axis, row, soft_cap, times,
+};
 use super::rope::Rope;
 use crate::cache::keys::{KeyCache, Seen};
 use crate::cache::{Cache, LayerCache};
@@ -236,7 +238,7 @@ impl Attention {
                     Some(norm) => norm.forward(&values)?,
                     None => values,
                 };
-                Some((keys, values.swap_axes(1, 2)?))
+                Some((keys, heads_first(&values)?))
             }
             Keys::Of(_) => None,
         };
@@ -271,7 +273,7 @@ impl Attention {
         if let Keys::Own { shared: true, layer, .. } = &self.keys {
             pass.seen.insert(*layer, seen_rows);
         }
-        let out = join_rows(rows, longest as usize, 2)?.swap_axes(1, 2)?;
+        let out = heads_last(&join_rows(rows, longest as usize, 2)?)?;
         let out = match &self.gate {
             Some(gate_of) => gate_of.apply(x, gate, &out)?,
             None => out,
@@ -313,7 +315,7 @@ impl Attention {
             Some(norm) => norm.forward(&x.reshape(&shape)?)?,
             None => x.reshape(&shape)?,
         };
-        split.swap_axes(1, 2)
+        heads_first(&split)
     }
 
     fn rotate(&self, x: &Array, position: usize, pass: &mut Pass) -> Result<Array> {

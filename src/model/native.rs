@@ -112,7 +112,7 @@ impl Native {
             }
             products(cast_slice(&inputs[0]), &mut of, BLAS);
         });
-        made.map_err(failed)
+        Ok(made?)
     }
 
     /// The function of what `gate` gives times what `up` gives, `[…, in]` to `[…, out]` in f32.
@@ -130,7 +130,7 @@ impl Native {
             products(cast_slice(&inputs[0]), &mut of, BLAS);
             function.apply(&gate, &up, out);
         });
-        made.map_err(failed)
+        Ok(made?)
     }
 
     /// Stacked matrices: `x` `[tokens, 1 or k, 1, in]` and experts `[tokens, k]` give
@@ -158,7 +158,7 @@ impl Native {
             };
             places.gather(&inputs, experts, x_row, cast_slice_mut(out));
         });
-        made.map_err(failed)
+        Ok(made?)
     }
 }
 
@@ -275,7 +275,7 @@ pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
         let weight = inputs.get(1).map(|weight| cast_slice(weight));
         lathe_kernels::rms_norm(cast_slice(&inputs[0]), weight, eps, width, cast_slice_mut(out));
     });
-    made.map_err(failed)
+    Ok(made?)
 }
 
 /// Rotates `[1, heads, tokens, width]` in f32 by angles whose cosines and sines are `[tokens,
@@ -299,7 +299,7 @@ pub fn rotate(x: &Array, cos: &Array, sin: &Array, interleaved: bool) -> Result<
             cast_slice_mut(out),
         );
     });
-    made.map_err(failed)
+    Ok(made?)
 }
 
 /// How queries see keys.
@@ -337,7 +337,7 @@ pub fn attention(
             BLAS,
         );
     });
-    made.map_err(failed)
+    Ok(made?)
 }
 
 /// The four axes of a view.
@@ -370,10 +370,6 @@ fn heads_of<'a>(view: &View, (data, stride): &'a (Cow<[f32]>, usize)) -> Heads<'
 fn misfit(x: &Array, columns: i32) -> Exception {
     let message = format!("an array {:?} does not fit a matrix of {columns} columns", x.shape());
     Exception::custom(message)
-}
-
-fn failed(error: crate::mlx::Error) -> Exception {
-    Exception::custom(error.to_string())
 }
 
 /// OpenBLAS (Accelerate on macOS); each thread of a product calls it for a part of its own.

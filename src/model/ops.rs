@@ -1,5 +1,6 @@
 //! Small functions of arrays that modules share.
 
+use crate::mlx::slice;
 use lathe_kernels::Gate;
 use mlx_rs::Array;
 use mlx_rs::error::Exception;
@@ -16,7 +17,25 @@ pub fn times(x: &Array, by: f32) -> Result<Array> {
 
 /// Elements `from..to` of the last axis.
 pub fn last_axis(x: &Array, from: i32, to: i32) -> Result<Array> {
-    x.try_index((mlx_rs::ops::indexing::Ellipsis, from..to))
+    let last = x.ndim().saturating_sub(1);
+    Ok(slice::part(x, last, from..to)?)
+}
+
+/// `[rows, tokens, heads, dim]` as `[rows, heads, tokens, dim]`.
+pub fn heads_first(x: &Array) -> Result<Array> {
+    match x.dim(1) {
+        // The same elements in the same order: the cheaper operation.
+        1 => x.reshape(&[x.dim(0), x.dim(2), 1, x.dim(3)]),
+        _ => x.swap_axes(1, 2),
+    }
+}
+
+/// `[rows, heads, tokens, dim]` as `[rows, tokens, heads, dim]`.
+pub fn heads_last(x: &Array) -> Result<Array> {
+    match x.dim(2) {
+        1 => x.reshape(&[x.dim(0), 1, x.dim(1), x.dim(3)]),
+        _ => x.swap_axes(1, 2),
+    }
 }
 
 /// One row's true tokens of an array `[rows, …, tokens, …]` with the tokens on `axis` (1 or 2).

@@ -37,6 +37,10 @@ impl Compute {
     }
 }
 
+/// Layers after which the device is given what there is to compute, so that it works while the
+/// operations of those to come are put together.
+const TOGETHER: usize = 4;
+
 /// A model that runs.
 ///
 /// It can be sent to another thread but not shared: one thread works with it.
@@ -171,8 +175,8 @@ impl Model {
         self.layers.len()
     }
 
-    /// One pass over a batch: writes the caches, one for each row, and gives logits. Nothing is
-    /// evaluated; evaluate what it gives together with the caches' arrays.
+    /// One pass over a batch: writes the caches, one for each row, and gives logits. These
+    /// are under way and not evaluated; evaluate them together with the caches' arrays.
     ///
     /// # Errors
     ///
@@ -207,8 +211,11 @@ impl Model {
         let tokens = batch.tokens();
         let mut x = self.embed.forward(&tokens)?;
         pass.per_layer = self.embed.per_layer(&tokens, &x)?;
-        for layer in &self.layers {
+        for (index, layer) in self.layers.iter().enumerate() {
             x = run(layer, &x, &mut pass)?;
+            if index % TOGETHER == TOGETHER - 1 {
+                mlx_rs::transforms::async_eval([&x])?;
+            }
         }
         let hidden = run(&self.norm, &x, &mut pass)?;
         let logits = match batch.logits {
