@@ -55,25 +55,49 @@ pub struct Strided<'a> {
     pub strides: [usize; 3],
 }
 
-/// Rotates each row's first elements in pairs, by the angles of its position (Su et al. 2021):
-/// pair i of row j by the one whose cosine and sine stand at `[j, i]`. A pair is (i, i + pairs),
-/// or (2 i, 2 i + 1) when `interleaved`. `out` is `[heads, rows, width]`.
+/// A norm over each row.
+#[derive(Clone, Copy, Debug)]
+pub struct RowNorm<'a> {
+    /// `[width]`.
+    pub weight: Option<&'a [f32]>,
+    /// What is added to the mean of squares.
+    pub eps: f32,
+}
+
+/// A rotation of each row's first elements in pairs, by the angles of its position (Su et al.
+/// 2021): pair i of row j by the one whose cosine and sine stand at `[j, i]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn<'a> {
+    /// `[rows, pairs]`.
+    pub cos: &'a [f32],
+    /// `[rows, pairs]`.
+    pub sin: &'a [f32],
+    /// Whether a pair is (2 i, 2 i + 1), and not (i, i + pairs).
+    pub interleaved: bool,
+}
+
+/// Rows of `x`, normalized and then turned: `out` `[heads, rows, width]`.
 ///
 /// # Panics
 /// When lengths do not fit each other.
-pub fn rotate(x: &Strided, cos: &[f32], sin: &[f32], interleaved: bool, out: &mut [f32]) {
+pub fn heads(x: &Strided, norm: Option<RowNorm>, turn: Option<Turn>, out: &mut [f32]) {
     let Strided { data, shape: [heads, rows, width], strides } = *x;
-    if heads * rows * width == 0 {
+    assert_eq!(out.len(), heads * rows * width, "out");
+    if out.is_empty() {
         return;
     }
-    let pairs = cos.len() / rows;
-    assert!(cos.len() == rows * pairs && sin.len() == cos.len() && 2 * pairs <= width, "angles");
-    assert_eq!(out.len(), heads * rows * width, "out");
+    if let Some(RowNorm { weight: Some(weight), .. }) = norm {
+        assert_eq!(weight.len(), width, "weight");
+    }
+    let pairs = turn.map_or(0, |turn| {
+        let pairs = turn.cos.len() / rows;
+        let fits = turn.cos.len() == rows * pairs && turn.sin.len() == rows * pairs;
+        assert!(fits && 2 * pairs <= width, "angles");
+        pairs
+    });
     by_rows(out, width, &|at, out| {
         let (head, row) = (at / rows, at % rows);
         let from = head * strides[0] + row * strides[1];
-        let turns = row * pairs..(row + 1) * pairs;
-        let (cos, sin) = (&cos[turns.clone()], &sin[turns]);
         if strides[2] == 1 {
             out.copy_from_slice(&data[from..from + width]);
         } else {
@@ -81,18 +105,34 @@ pub fn rotate(x: &Strided, cos: &[f32], sin: &[f32], interleaved: bool, out: &mu
                 *out = data[from + element * strides[2]];
             }
         }
-        let angles = cos.iter().zip(sin);
-        if interleaved {
-            for (pair, (cos, sin)) in out.chunks_exact_mut(2).zip(angles) {
-                (pair[0], pair[1]) = (pair[0] * cos - pair[1] * sin, pair[1] * cos + pair[0] * sin);
-            }
-        } else {
-            let (first, second) = out.split_at_mut(pairs);
-            for ((a, b), (cos, sin)) in first.iter_mut().zip(second).zip(angles) {
-                (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+        if let Some(RowNorm { weight, eps }) = norm {
+            let scale = 1.0 / (sum(out, |x| x * x) / width as f32 + eps).sqrt();
+            match weight {
+                Some(weight) => {
+                    out.iter_mut().zip(weight).for_each(|(x, weight)| *x = *x * scale * weight);
+                }
+                None => out.iter_mut().for_each(|x| *x *= scale),
             }
         }
+        if let Some(Turn { cos, sin, interleaved }) = turn {
+            let turns = row * pairs..(row + 1) * pairs;
+            turn_row(out, &cos[turns.clone()], &sin[turns], interleaved);
+        }
     });
+}
+
+fn turn_row(row: &mut [f32], cos: &[f32], sin: &[f32], interleaved: bool) {
+    let angles = cos.iter().zip(sin);
+    if interleaved {
+        for (pair, (cos, sin)) in row.chunks_exact_mut(2).zip(angles) {
+            (pair[0], pair[1]) = (pair[0] * cos - pair[1] * sin, pair[1] * cos + pair[0] * sin);
+        }
+    } else {
+        let (first, second) = row.split_at_mut(cos.len());
+        for ((a, b), (cos, sin)) in first.iter_mut().zip(second).zip(angles) {
+            (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+        }
+    }
 }
 
 /// A function of a gate.
@@ -109,17 +149,17 @@ pub enum Gate {
 }
 
 impl Gate {
-    /// `out` = the function of each `gate`, times `by`.
+    /// The function of each `gate`, times `by`, in its place.
     ///
     /// # Panics
     /// When lengths do not fit each other.
-    pub fn apply(self, gate: &[f32], by: &[f32], out: &mut [f32]) {
-        assert!(gate.len() == out.len() && by.len() == out.len(), "lengths");
+    pub fn apply(self, gate: &mut [f32], by: &[f32]) {
+        assert_eq!(gate.len(), by.len(), "lengths");
         match self {
-            Gate::Silu => each(gate, by, out, |x| x * sigmoid(x)),
-            Gate::Sigmoid => each(gate, by, out, sigmoid),
-            Gate::Relu => each(gate, by, out, |x| x.max(0.0)),
-            Gate::GeluTanh => each(gate, by, out, |x| {
+            Gate::Silu => each(gate, by, |x| x * sigmoid(x)),
+            Gate::Sigmoid => each(gate, by, sigmoid),
+            Gate::Relu => each(gate, by, |x| x.max(0.0)),
+            Gate::GeluTanh => each(gate, by, |x| {
                 // (1 + tanh(y)) / 2 is sigmoid(2 y).
                 let twice = 2.0 * (2.0 / std::f32::consts::PI).sqrt();
                 x * sigmoid(twice * (x + 0.044715 * x * x * x))
@@ -129,17 +169,16 @@ impl Gate {
 }
 
 /// In parts, each short enough to share.
-fn each(gate: &[f32], by: &[f32], out: &mut [f32], function: impl Fn(f32) -> f32 + Sync) {
+fn each(gate: &mut [f32], by: &[f32], function: impl Fn(f32) -> f32 + Sync) {
     let part = MANY / 4;
-    let whole = out.len() - out.len() % part;
-    let work = |from: usize, out: &mut [f32]| {
-        let to = from + out.len();
-        for ((out, &gate), by) in out.iter_mut().zip(&gate[from..to]).zip(&by[from..to]) {
-            *out = function(gate) * by;
+    let whole = gate.len() - gate.len() % part;
+    let work = |from: usize, gate: &mut [f32]| {
+        for (gate, by) in gate.iter_mut().zip(&by[from..]) {
+            *gate = function(*gate) * by;
         }
     };
-    let (parts, rest) = out.split_at_mut(whole);
-    by_rows(parts, part, &|row, out| work(row * part, out));
+    let (parts, rest) = gate.split_at_mut(whole);
+    by_rows(parts, part, &|row, gate| work(row * part, gate));
     work(whole, rest);
 }
 
@@ -218,8 +257,8 @@ mod tests {
             (Gate::GeluTanh, &gelu),
         ];
         for (gate, wanted) in cases {
-            let mut out = vec![f32::NAN; x.len()];
-            gate.apply(&x, &by, &mut out);
+            let mut out = x.clone();
+            gate.apply(&mut out, &by);
             for ((&x, &by), &found) in x.iter().zip(&by).zip(&out) {
                 let wanted = wanted(f64::from(x)) * f64::from(by);
                 assert!(
@@ -230,11 +269,11 @@ mod tests {
         }
         // So many that threads share them; NaN stays what it is.
         let many: Vec<f32> = (0..MANY * 3 + 5).map(|i| (i % 17) as f32 - 8.0).collect();
-        let mut out = vec![f32::NAN; many.len()];
-        Gate::Relu.apply(&many, &many, &mut out);
+        let mut out = many.clone();
+        Gate::Relu.apply(&mut out, &many);
         assert!(many.iter().zip(&out).all(|(&x, &y)| y == x.max(0.0) * x));
-        let mut out = [0.0];
-        Gate::Silu.apply(&[f32::NAN], &[1.0], &mut out);
+        let mut out = [f32::NAN];
+        Gate::Silu.apply(&mut out, &[1.0]);
         assert!(out[0].is_nan());
     }
 
@@ -266,20 +305,20 @@ mod tests {
     #[test]
     fn pairs_are_turned_wherever_rows_lie() {
         let mut random = Random(4);
-        let (heads, rows, width, pairs) = (3, 50, 10, 4);
-        let x: Vec<f32> = (0..heads * rows * width).map(|_| random.float()).collect();
+        let (many, rows, width, pairs) = (3, 50, 10, 4);
+        let x: Vec<f32> = (0..many * rows * width).map(|_| random.float()).collect();
         let angles: Vec<f32> = (0..rows * pairs).map(|_| random.float() * 3.0).collect();
         let (sin, cos): (Vec<f32>, Vec<f32>) = angles.iter().map(|angle| angle.sin_cos()).unzip();
         // By heads, by rows, and by elements.
-        for strides in
-            [[rows * width, width, 1], [width, heads * width, 1], [rows, 1, heads * rows]]
+        for strides in [[rows * width, width, 1], [width, many * width, 1], [rows, 1, many * rows]]
         {
             for interleaved in [false, true] {
-                let shape = [heads, rows, width];
+                let shape = [many, rows, width];
                 let given = Strided { data: &x, shape, strides };
                 let mut out = vec![f32::NAN; x.len()];
-                rotate(&given, &cos, &sin, interleaved, &mut out);
-                for head in 0..heads {
+                let turn = Turn { cos: &cos, sin: &sin, interleaved };
+                heads(&given, None, Some(turn), &mut out);
+                for head in 0..many {
                     for row in 0..rows {
                         let from =
                             |i: usize| x[head * strides[0] + row * strides[1] + i * strides[2]];
@@ -296,6 +335,18 @@ mod tests {
                         assert!((2 * pairs..width).all(|i| to(i) == from(i)));
                     }
                 }
+                // Normalized before they are turned.
+                let weight: Vec<f32> = (0..width).map(|i| 0.5 + i as f32).collect();
+                let norm = RowNorm { weight: Some(&weight), eps: 1e-5 };
+                let mut plain = vec![f32::NAN; x.len()];
+                heads(&given, None, None, &mut plain);
+                let mut normed = vec![f32::NAN; x.len()];
+                rms_norm(&plain, Some(&weight), 1e-5, width, &mut normed);
+                let normed = Strided { data: &normed, shape, strides: [rows * width, width, 1] };
+                let mut wanted = vec![f32::NAN; x.len()];
+                heads(&normed, None, Some(turn), &mut wanted);
+                heads(&given, Some(norm), Some(turn), &mut out);
+                assert_eq!(out, wanted);
             }
         }
     }

@@ -18,7 +18,7 @@ mod team;
 mod x86;
 
 pub use attention::{Heads, Sight, attend};
-pub use elements::{Gate, Strided, rms_norm, rotate};
+pub use elements::{Gate, RowNorm, Strided, Turn, heads, rms_norm};
 pub use team::in_parallel;
 
 /// How the elements of a matrix are stored. Rows follow each other without gaps; the elements of
@@ -140,6 +140,9 @@ pub struct Gemm(pub unsafe fn(usize, usize, usize, *const f32, *const f32, bool,
 /// From so many rows of `x` on, decoding a block first and multiplying it by the BLAS is faster.
 const MANY: usize = 12;
 
+/// Elements of a piece of work, at most.
+const PIECE: usize = 256 * 1024;
+
 /// Bytes of a block of decoded weights: half of a small second-level cache.
 const BLOCK: usize = 256 << 10;
 
@@ -188,9 +191,10 @@ pub fn products(x: &[f32], of: &mut [Product], gemm: Gemm) {
             ready.push((*form, rows::Rows::new(x, columns, *form)));
         }
     }
-    // Blocks of about 32 K elements: some microseconds each.
-    let pieces = Piece::all(&of, |_| (32 * 1024 / columns).clamp(4, 512));
     let elements: usize = of.iter().map(|(matrix, _)| matrix.rows * columns).sum();
+    // Long enough to be read at the memory's speed, and some for each thread.
+    let piece = (elements / (4 * team::threads())).clamp(8 * 1024, PIECE);
+    let pieces = Piece::all(&of, |_| (piece / columns).max(4));
     in_parallel(pieces.len(), elements * count > 64 * 1024, &|index| {
         let Piece { of: which, from, rows } = pieces[index];
         let (matrix, out) = &of[which];

@@ -13,7 +13,7 @@ use super::batch::Pass;
 use super::build::Builder;
 use super::description;
 use super::linear::Linear;
-use super::native::{self, Seeing};
+use super::native::{self, HeadsOf, Projection, Seeing, Turn};
 use super::norm::Norm;
 use super::ops::{
     Function, Result, heads_first, heads_last, join_rows, last_axis, row, soft_cap, times,
@@ -64,6 +64,20 @@ enum Keys {
     },
     /// Another layer's.
     Of(usize),
+}
+
+/// Queries, and this layer's own keys and values: `[rows, heads, tokens, dim]`.
+#[derive(Clone)]
+struct Heads {
+    queries: Array,
+    own: Option<(Array, Array)>,
+}
+
+/// Those of all rows before they are turned.
+struct Split {
+    heads: Heads,
+    /// `[rows, tokens, heads, dim]`.
+    gate: Option<Array>,
 }
 
 #[derive(Clone, Debug)]
@@ -219,45 +233,37 @@ impl Attention {
 
     /// `[rows, tokens, hidden]` to the same.
     pub fn forward(&self, x: &Array, pass: &mut Pass) -> Result<Array> {
+        self.o.forward(&self.mixed(x, pass)?)
+    }
+
+    /// The same, added to `to`.
+    pub fn forward_onto(&self, x: &Array, to: &Array, pass: &mut Pass) -> Result<Array> {
+        self.o.forward_onto(&self.mixed(x, pass)?, to)
+    }
+
+    /// What is mixed of the values, before the last projection: `[rows, tokens, heads × dim]`.
+    fn mixed(&self, x: &Array, pass: &mut Pass) -> Result<Array> {
         let (batch, longest) = (x.dim(0), x.dim(1));
-        let (mut q, k, v) = self.project(x)?;
-        let mut gate = None;
-        if self.gate.as_ref().is_some_and(|gate| gate.projection.is_none()) {
-            // Each head's row holds its query and then its gate.
-            let both = q.reshape(&[batch, longest, self.heads, 2 * self.head_dim])?;
-            gate = Some(last_axis(&both, self.head_dim, 2 * self.head_dim)?);
-            q = last_axis(&both, 0, self.head_dim)?;
-        }
-        let q = self.heads_of(&q, self.q_norm.as_ref(), self.heads)?;
-        let own = match &self.keys {
-            Keys::Own { k_norm, v_norm, .. } => {
-                let (Some(k), Some(v)) = (k, v) else { return Err(no_keys()) };
-                let keys = self.heads_of(&k, k_norm.as_ref(), self.kv_heads)?;
-                let values = v.reshape(&[batch, longest, self.kv_heads, self.head_dim])?;
-                let values = match v_norm {
-                    Some(norm) => norm.forward(&values)?,
-                    None => values,
-                };
-                Some((keys, heads_first(&values)?))
-            }
-            Keys::Of(_) => None,
+        let (at_once, split) = match self.heads_at_once(x, pass)? {
+            Some(heads) => (Some(heads), None),
+            None => (None, Some(self.split(x)?)),
         };
         let mut rows = Vec::with_capacity(batch as usize);
         let mut seen_rows = Vec::new();
         for index in 0..batch as usize {
-            let (tokens, position) = {
-                let row = &pass.batch.rows[index];
-                (row.tokens.len(), row.position)
+            let position = pass.batch.rows[index].position;
+            let heads = match (&at_once, &split) {
+                (Some(heads), _) => heads.clone(),
+                (None, Some(split)) => self.heads_of_row(split, index, pass)?,
+                (None, None) => return Err(no_keys()),
             };
-            let mut queries = self.rotate(&row(&q, index, tokens, 2)?, position, pass)?;
+            let mut queries = heads.queries;
             if let Some(long) = self.long_scale {
                 queries = long.apply(&queries, position)?;
             }
-            let seen = match (&self.keys, &own) {
+            let seen = match (&self.keys, &heads.own) {
                 (Keys::Own { slot, .. }, Some((keys, values))) => {
-                    let keys = self.rotate(&row(keys, index, tokens, 2)?, position, pass)?;
-                    let values = row(values, index, tokens, 2)?;
-                    keys_in(pass.caches[index], *slot)?.append(&keys, Some(&values))?
+                    keys_in(pass.caches[index], *slot)?.append(keys, Some(values))?
                 }
                 (Keys::Of(layer), _) => pass
                     .seen
@@ -273,12 +279,117 @@ impl Attention {
         if let Keys::Own { shared: true, layer, .. } = &self.keys {
             pass.seen.insert(*layer, seen_rows);
         }
-        let out = heads_last(&join_rows(rows, longest as usize, 2)?)?;
-        let out = match &self.gate {
-            Some(gate_of) => gate_of.apply(x, gate, &out)?,
-            None => out,
+        let out = join_rows(rows, longest as usize, 2)?;
+        let width = [batch, longest, self.heads * self.head_dim];
+        let Some(gate) = &self.gate else {
+            return match longest {
+                1 => out.reshape(&width),
+                _ => heads_last(&out)?.reshape(&width),
+            };
         };
-        self.o.forward(&out.reshape(&[batch, longest, self.heads * self.head_dim])?)
+        let from_q = split.and_then(|split| split.gate);
+        gate.apply(x, from_q, &heads_last(&out)?)?.reshape(&width)
+    }
+
+    /// Queries, keys and values of the only row in one operation, where lathe's own kernels have
+    /// all of it.
+    fn heads_at_once(&self, x: &Array, pass: &mut Pass) -> Result<Option<Heads>> {
+        let gate_in_q = self.gate.as_ref().is_some_and(|gate| gate.projection.is_none());
+        if !self.scores.on_cpu || x.dim(0) != 1 || gate_in_q || self.norm_all_heads {
+            return Ok(None);
+        }
+        let Some((projections, all)) = self.native_heads() else { return Ok(None) };
+        let row = &pass.batch.rows[0];
+        let (tokens, position) = (row.tokens.len(), row.position);
+        let rope = self.rope.as_ref();
+        let angles = rope.map(|rope| rope.rotations(position, tokens, pass)).transpose()?;
+        let turn = rope.zip(angles.as_ref()).map(|(rope, (cos, sin))| Turn {
+            cos,
+            sin,
+            interleaved: rope.interleaved(),
+        });
+        let mut made = native::heads(&projections, &all, self.head_dim, turn, x)?.into_iter();
+        let (Some(queries), keys) = (made.next(), made.next()) else { return Err(no_keys()) };
+        Ok(Some(Heads { queries, own: keys.zip(made.next()) }))
+    }
+
+    /// Projections and what is made of them: queries, and this layer's own keys and values.
+    fn native_heads(&self) -> Option<(Vec<Projection<'_>>, Vec<HeadsOf<'_>>)> {
+        fn norm(norm: &Option<Norm>) -> Option<Option<(Option<&Array>, f32)>> {
+            norm.as_ref().map(Norm::native).map_or(Some(None), |native| native.map(Some))
+        }
+        let (heads, kv) = (self.heads, self.kv_heads * self.head_dim);
+        let queries = |of: usize| {
+            Some(HeadsOf { of, first: 0, heads, norm: norm(&self.q_norm)?, turned: true })
+        };
+        let (projections, keys, values) = match (&self.q, &self.keys) {
+            (Projections::Fused(qkv), Keys::Own { .. }) => {
+                let first = heads * self.head_dim;
+                (vec![qkv.native()?], (0, first), (0, first + kv))
+            }
+            (Projections::Split(q), Keys::Own { k: Some(k), v: None, .. }) => {
+                (vec![q.native()?, k.native()?], (1, 0), (1, 0))
+            }
+            (Projections::Split(q), Keys::Own { k: Some(k), v: Some(v), .. }) => {
+                (vec![q.native()?, k.native()?, v.native()?], (1, 0), (2, 0))
+            }
+            (Projections::Split(q), Keys::Of(_)) => {
+                return Some((vec![q.native()?], vec![queries(0)?]));
+            }
+            _ => return None,
+        };
+        let Keys::Own { k_norm, v_norm, .. } = &self.keys else { return None };
+        let of = |(of, first), given, turned| {
+            Some(HeadsOf { of, first, heads: self.kv_heads, norm: norm(given)?, turned })
+        };
+        let all = vec![queries(0)?, of(keys, k_norm, true)?, of(values, v_norm, false)?];
+        Some((projections, all))
+    }
+
+    /// All rows' queries, keys and values, and the gate that comes with queries.
+    fn split(&self, x: &Array) -> Result<Split> {
+        let (batch, longest) = (x.dim(0), x.dim(1));
+        let (mut q, k, v) = self.project(x)?;
+        let mut gate = None;
+        if self.gate.as_ref().is_some_and(|gate| gate.projection.is_none()) {
+            // Each head's row holds its query and then its gate.
+            let both = q.reshape(&[batch, longest, self.heads, 2 * self.head_dim])?;
+            gate = Some(last_axis(&both, self.head_dim, 2 * self.head_dim)?);
+            q = last_axis(&both, 0, self.head_dim)?;
+        }
+        let queries = self.heads_of(&q, self.q_norm.as_ref(), self.heads)?;
+        let own = match &self.keys {
+            Keys::Own { k_norm, v_norm, .. } => {
+                let (Some(k), Some(v)) = (k, v) else { return Err(no_keys()) };
+                let keys = self.heads_of(&k, k_norm.as_ref(), self.kv_heads)?;
+                let values = v.reshape(&[batch, longest, self.kv_heads, self.head_dim])?;
+                let values = match v_norm {
+                    Some(norm) => norm.forward(&values)?,
+                    None => values,
+                };
+                Some((keys, heads_first(&values)?))
+            }
+            Keys::Of(_) => None,
+        };
+        Ok(Split { heads: Heads { queries, own }, gate })
+    }
+
+    /// One row's, turned.
+    fn heads_of_row(&self, split: &Split, index: usize, pass: &mut Pass) -> Result<Heads> {
+        let (tokens, position) = {
+            let row = &pass.batch.rows[index];
+            (row.tokens.len(), row.position)
+        };
+        let queries = row(&split.heads.queries, index, tokens, 2)?;
+        let queries = self.rotate(&queries, position, pass)?;
+        let own = match &split.heads.own {
+            Some((keys, values)) => {
+                let keys = self.rotate(&row(keys, index, tokens, 2)?, position, pass)?;
+                Some((keys, row(values, index, tokens, 2)?))
+            }
+            None => None,
+        };
+        Ok(Heads { queries, own })
     }
 
     /// Queries, keys and values, `[rows, tokens, heads × head_dim]`.

@@ -6,8 +6,8 @@ use mlx_rs::{Array, Dtype};
 
 use super::build::Builder;
 use super::description::LinearOrName;
-use super::native::Native;
-use super::ops::{Function, Result};
+use super::native::{Native, Projection};
+use super::ops::Result;
 use super::source::{Quantized, Weight};
 
 /// A matrix `[out, in]`, or stacked ones `[experts, out, in]`.
@@ -230,16 +230,17 @@ impl Linear {
         given.try_into().map_err(|_| Exception::custom("a product is missing"))
     }
 
-    /// function(gate(x)) × up(x).
-    pub fn gated(function: Function, gate: &Linear, up: &Linear, x: &Array) -> Result<Array> {
-        let natives = (&gate.matrix.native, &up.matrix.native);
-        if let ((Some(gate_of), Some(up_of)), Some(function), None, None) =
-            (natives, function.of_gate(), &gate.bias, &up.bias)
-        {
-            return Native::gated(function, gate_of, up_of, x);
+    /// `to + x · Wᵀ + b`.
+    pub fn forward_onto(&self, x: &Array, to: &Array) -> Result<Array> {
+        match (&self.matrix.native, &self.bias) {
+            (Some(native), None) => native.apply_onto(x, to),
+            _ => to.add(self.forward(x)?),
         }
-        let [gate, up] = Linear::forward_all([gate, up], x)?;
-        function.of(&gate)?.multiply(up)
+    }
+
+    /// The matrix and the bias, where lathe's own kernels multiply with it.
+    pub fn native(&self) -> Option<Projection<'_>> {
+        Some((self.matrix.native.as_deref()?, self.bias.as_ref()))
     }
 
     /// The matrix.

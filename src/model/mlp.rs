@@ -5,6 +5,7 @@ use mlx_rs::Array;
 use super::build::Builder;
 use super::description;
 use super::linear::Linear;
+use super::native::{GatedOf, Native};
 use super::ops::{Function, Result, last_axis};
 
 /// down(function(gate(x)) × up(x)).
@@ -48,16 +49,40 @@ impl GatedMlp {
 
     /// `[…, hidden]` to the same.
     pub fn forward(&self, x: &Array) -> Result<Array> {
-        let inner = match &self.entry {
-            Entry::Split(gate, up) => Linear::gated(self.function, gate, up, x)?,
+        match self.native() {
+            Some(native) => Native::gated(native, x, None),
+            None => self.down.forward(&self.inner(x)?),
+        }
+    }
+
+    /// The same, added to `to`.
+    pub fn forward_onto(&self, x: &Array, to: &Array) -> Result<Array> {
+        match self.native() {
+            Some(native) => Native::gated(native, x, Some(to)),
+            None => self.down.forward_onto(&self.inner(x)?, to),
+        }
+    }
+
+    fn inner(&self, x: &Array) -> Result<Array> {
+        let (gate, up) = match &self.entry {
+            Entry::Split(gate, up) => Linear::forward_all([gate, up], x)?.into(),
             Entry::Fused(both) => {
                 let both = both.forward(x)?;
                 let inner = both.dim(-1) / 2;
-                let (gate, up) = (last_axis(&both, 0, inner)?, last_axis(&both, inner, 2 * inner)?);
-                self.function.of(&gate)?.multiply(up)?
+                (last_axis(&both, 0, inner)?, last_axis(&both, inner, 2 * inner)?)
             }
         };
-        self.down.forward(&inner)
+        self.function.of(&gate)?.multiply(up)
+    }
+
+    /// Its parts, where lathe's own kernels have all of it.
+    fn native(&self) -> Option<GatedOf<'_>> {
+        let Entry::Split(gate, up) = &self.entry else { return None };
+        let function = self.function.of_gate()?;
+        match (gate.native()?, up.native()?, self.down.native()?) {
+            ((gate, None), (up, None), (down, None)) => Some(GatedOf { function, gate, up, down }),
+            _ => None,
+        }
     }
 }
 

@@ -177,10 +177,22 @@ impl Module {
         }
     }
 
+    /// `to` plus what [`Module::forward`] gives.
+    fn forward_onto(&self, x: &Array, to: &Array, pass: &mut Pass) -> Result<Array> {
+        match self {
+            Module::Attention(attention) => attention.forward_onto(x, to, pass),
+            Module::GatedMlp(mlp) => mlp.forward_onto(x, to),
+            _ => to.add(self.forward(x, pass)?),
+        }
+    }
+
     /// `[rows, tokens, hidden]` to the same.
     pub fn forward(&self, x: &Array, pass: &mut Pass) -> Result<Array> {
         match self {
-            Module::Residual(steps) => x.add(run(steps, x, pass)?),
+            Module::Residual(steps) => match steps.split_last() {
+                Some((last, steps)) => last.forward_onto(&run(steps, x, pass)?, x, pass),
+                None => x.add(x),
+            },
             Module::Parallel(branches) => {
                 let mut sum: Option<Array> = None;
                 for branch in branches {

@@ -87,6 +87,12 @@ impl Norm {
         fast::rms_norm(x, self.weight.as_ref(), self.eps)
     }
 
+    /// Weight and epsilon of an RMS norm that lathe's own kernels can do.
+    pub fn native(&self) -> Option<(Option<&Array>, f32)> {
+        let plain = self.weight.as_ref().is_none_or(|weight| weight.ndim() == 1);
+        (self.on_cpu && !self.centred && plain).then_some((self.weight.as_ref(), self.eps))
+    }
+
     /// The weight, where there is one.
     pub fn weight(&self) -> Option<&Array> {
         self.weight.as_ref()

@@ -24,7 +24,7 @@ use serde_json::Value as Json;
 use super::batch::Pass;
 use super::build::Builder;
 use super::description;
-use super::native;
+use super::native::{self, Turn};
 use super::ops::{Result, last_axis};
 
 /// A rotation.
@@ -102,7 +102,8 @@ impl Rope {
         let length = x.dim(-2) as usize;
         let (cos, sin) = self.rotations(position, length, pass)?;
         if self.on_cpu && x.dtype() == Dtype::Float32 && x.ndim() == 4 && x.dim(0) == 1 {
-            return native::rotate(x, &cos, &sin, self.interleaved);
+            let turn = Turn { cos: &cos, sin: &sin, interleaved: self.interleaved };
+            return native::rotate(x, turn);
         }
         let (cos, sin) = (cos.as_dtype(x.dtype())?, sin.as_dtype(x.dtype())?);
         let (pairs, head_dim) = (self.frequencies.len() as i32, x.dim(-1));
@@ -133,8 +134,18 @@ impl Rope {
         concatenate(&[turned, last_axis(x, 2 * pairs, head_dim)?], -1)
     }
 
+    /// Whether pairs are neighbours.
+    pub fn interleaved(&self) -> bool {
+        self.interleaved
+    }
+
     /// Cosines and sines `[tokens, pairs]`, once for each pass and place.
-    fn rotations(&self, position: usize, length: usize, pass: &mut Pass) -> Result<(Array, Array)> {
+    pub fn rotations(
+        &self,
+        position: usize,
+        length: usize,
+        pass: &mut Pass,
+    ) -> Result<(Array, Array)> {
         let key = (self.id, position, length);
         if let Some((cos, sin)) = pass.rotations.get(&key) {
             return Ok((cos.clone(), sin.clone()));

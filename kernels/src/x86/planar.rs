@@ -12,7 +12,7 @@ use crate::rows::Target;
 use crate::{Form, Matrix};
 
 /// Bytes by which weights are fetched ahead.
-const AHEAD: usize = 1024;
+const AHEAD: usize = 4096;
 
 /// Elements of a block, where products with this form are made so.
 fn block(form: Form) -> Option<usize> {

@@ -3,14 +3,17 @@
 //! Weights stay in the form that they are stored in, floats too: a product reads each once, on
 //! all cores.
 
+mod heads;
+
 use std::borrow::Cow;
 use std::os::raw::c_int;
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use lathe_kernels::{Form, Gate, Gemm, Heads, Matrix, Product, Sight, Strided};
-use lathe_kernels::{attend, product, products};
+use lathe_kernels::{Form, Gate, Gemm, Matrix, Product, product, products};
 use mlx_rs::error::Exception;
 use mlx_rs::{Array, Dtype};
+
+pub use heads::{HeadsOf, Projection, Seeing, Turn, attention, heads, rotate};
 
 use super::ops::Result;
 use super::source::Quantized;
@@ -115,20 +118,48 @@ impl Native {
         Ok(made?)
     }
 
-    /// The function of what `gate` gives times what `up` gives, `[…, in]` to `[…, out]` in f32.
-    pub fn gated(function: Gate, gate: &Native, up: &Native, x: &Array) -> Result<Array> {
-        let Stacked { x, inputs, places, shapes } = Stacked::new(&[gate, up], x)?;
-        let inputs: Vec<&Array> = std::iter::once(&x).chain(inputs).collect();
+    /// `x` `[…, in]` to `[…, out]` in f32, added to `to`.
+    pub fn apply_onto(&self, x: &Array, to: &Array) -> Result<Array> {
+        let Stacked { x, inputs, places, shapes } = Stacked::new(&[self], x)?;
+        let to = to.as_dtype(Dtype::Float32)?;
+        let inputs: Vec<&Array> = std::iter::once(&x).chain(inputs).chain([&to]).collect();
         let made = host_operation(&inputs, &shapes[0], Dtype::Float32, move |views, out| {
             let inputs = row_major(views);
             let out: &mut [f32] = cast_slice_mut(out);
-            let (mut gate, mut up) = (vec![0.0; out.len()], vec![0.0; out.len()]);
+            product(cast_slice(&inputs[0]), &places[0].matrix(&inputs, 0), out, BLAS);
+            add(out, cast_slice(&inputs[inputs.len() - 1]));
+        });
+        Ok(made?)
+    }
+
+    /// down(function(gate(x)) × up(x)) in f32: `[…, in]` to `[…, out]`; added to `to`, if given.
+    pub fn gated(mlp: GatedOf, x: &Array, to: Option<&Array>) -> Result<Array> {
+        let GatedOf { function, gate, up, down } = mlp;
+        let Stacked { x, mut inputs, mut places, shapes } = Stacked::new(&[gate, up], x)?;
+        places.push(down.add_to(&mut inputs).behind(1));
+        let to = to.map(|to| to.as_dtype(Dtype::Float32)).transpose()?;
+        let mut shape = shapes[0].clone();
+        if let Some(last) = shape.last_mut() {
+            *last = down.rows;
+        }
+        let inputs: Vec<&Array> = std::iter::once(&x).chain(inputs).chain(&to).collect();
+        let onto = to.is_some();
+        let made = host_operation(&inputs, &shape, Dtype::Float32, move |views, out| {
+            let inputs = row_major(views);
+            let out: &mut [f32] = cast_slice_mut(out);
+            let [gate_of, up_of, down_of] = [0, 1, 2].map(|i| places[i].matrix(&inputs, 0));
+            let elements = out.len() / down_of.rows * down_of.columns;
+            let (mut gate, mut up) = (vec![0.0; elements], vec![0.0; elements]);
             let mut of = [
-                Product { matrix: places[0].matrix(&inputs, 0), out: &mut gate },
-                Product { matrix: places[1].matrix(&inputs, 0), out: &mut up },
+                Product { matrix: gate_of, out: &mut gate },
+                Product { matrix: up_of, out: &mut up },
             ];
             products(cast_slice(&inputs[0]), &mut of, BLAS);
-            function.apply(&gate, &up, out);
+            function.apply(&mut gate, &up);
+            product(&gate, &down_of, out, BLAS);
+            if onto {
+                add(out, cast_slice(&inputs[inputs.len() - 1]));
+            }
         });
         Ok(made?)
     }
@@ -159,6 +190,24 @@ impl Native {
             places.gather(&inputs, experts, x_row, cast_slice_mut(out));
         });
         Ok(made?)
+    }
+}
+
+/// The parts of a gated MLP.
+pub struct GatedOf<'a> {
+    /// Of the gate.
+    pub function: Gate,
+    /// `[inner, in]`.
+    pub gate: &'a Native,
+    /// `[inner, in]`.
+    pub up: &'a Native,
+    /// `[out, inner]`.
+    pub down: &'a Native,
+}
+
+fn add(to: &mut [f32], other: &[f32]) {
+    for (to, other) in to.iter_mut().zip(other) {
+        *to += other;
     }
 }
 
@@ -276,95 +325,6 @@ pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
         lathe_kernels::rms_norm(cast_slice(&inputs[0]), weight, eps, width, cast_slice_mut(out));
     });
     Ok(made?)
-}
-
-/// Rotates `[1, heads, tokens, width]` in f32 by angles whose cosines and sines are `[tokens,
-/// pairs]`; see [`lathe_kernels::rotate`].
-pub fn rotate(x: &Array, cos: &Array, sin: &Array, interleaved: bool) -> Result<Array> {
-    let made = host_operation(&[x, cos, sin], x.shape(), Dtype::Float32, move |views, out| {
-        let [_, of_head, of_row, of_element] =
-            std::array::from_fn(|axis| views[0].strides[axis] as usize);
-        let [_, heads, rows, width] = axes(&views[0]);
-        let x = Strided {
-            data: cast_slice(views[0].bytes),
-            shape: [heads, rows, width],
-            strides: [of_head, of_row, of_element],
-        };
-        let (cos, sin) = (views[1].row_major(), views[2].row_major());
-        lathe_kernels::rotate(
-            &x,
-            cast_slice(&cos),
-            cast_slice(&sin),
-            interleaved,
-            cast_slice_mut(out),
-        );
-    });
-    Ok(made?)
-}
-
-/// How queries see keys.
-#[derive(Clone, Copy, Debug)]
-pub struct Seeing {
-    /// Multiplies scores.
-    pub scale: f32,
-    /// Query i sees key j up to `first + i`.
-    pub first: usize,
-    /// At most so many keys, the last ones.
-    pub window: Option<usize>,
-}
-
-/// Attention of queries over keys and values, `[1, heads, tokens, width]` each in f32; `sinks`
-/// `[heads]`.
-pub fn attention(
-    [queries, keys, values]: [&Array; 3],
-    sinks: Option<&Array>,
-    seeing: Seeing,
-) -> Result<Array> {
-    let shape = [1, queries.dim(1), queries.dim(2), values.dim(3)];
-    let mut inputs = vec![queries, keys, values];
-    inputs.extend(sinks);
-    let Seeing { scale, first, window } = seeing;
-    let made = host_operation(&inputs, &shape, Dtype::Float32, move |views, out| {
-        let [q, k, v] = [0, 1, 2].map(|i| lined_up(&views[i]));
-        let sinks = views.get(3).map(|view| cast_slice(view.bytes));
-        let sight = Sight { scale, first, window, sinks };
-        attend(
-            heads_of(&views[0], &q),
-            heads_of(&views[1], &k),
-            heads_of(&views[2], &v),
-            &sight,
-            cast_slice_mut(out),
-            BLAS,
-        );
-    });
-    Ok(made?)
-}
-
-/// The four axes of a view.
-fn axes(view: &View) -> [usize; 4] {
-    std::array::from_fn(|axis| view.shape[axis] as usize)
-}
-
-/// The elements of a view `[1, heads, rows, width]` whose rows follow each other, and the elements
-/// from a head to the next; a copy if they lie otherwise.
-fn lined_up<'a>(view: &View<'a>) -> (Cow<'a, [f32]>, usize) {
-    let floats: &[f32] = cast_slice(view.bytes);
-    let [_, heads, rows, width] = axes(view);
-    let [_, of_head, of_row, of_element] = std::array::from_fn(|axis| view.strides[axis] as usize);
-    let tight = (width == 1 || of_element == 1) && (rows == 1 || of_row == width);
-    if tight {
-        return (Cow::Borrowed(floats), of_head);
-    }
-    let mut copy = Vec::with_capacity(heads * rows * width);
-    for row in (0..heads).flat_map(|head| (0..rows).map(move |row| head * of_head + row * of_row)) {
-        copy.extend((0..width).map(|element| floats[row + element * of_element]));
-    }
-    (Cow::Owned(copy), rows * width)
-}
-
-fn heads_of<'a>(view: &View, (data, stride): &'a (Cow<[f32]>, usize)) -> Heads<'a> {
-    let [_, heads, rows, width] = axes(view);
-    Heads { data, heads, rows, width, stride: *stride }
 }
 
 fn misfit(x: &Array, columns: i32) -> Exception {
