@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
-use crate::fault::{Code, Fault, Faults, Text};
+use crate::fault::{Code, Fault, Faults, Text, Warning};
 use crate::modelfile::{Modelfile, Parameters, Spanned};
 use crate::plan::{self, Plan, Request};
 use crate::policy::{Library, Role};
@@ -289,11 +289,14 @@ pub struct Created {
     pub new_bytes: u64,
     /// Whether the store had the same model under this name already.
     pub unchanged: bool,
+    /// What was seen while writing that headers do not show.
+    #[serde(skip)]
+    pub warnings: Vec<Warning>,
 }
 
 impl Prepared {
-    /// Everything that the user should know, before or after writing.
-    pub fn warnings(&self) -> impl Iterator<Item = &crate::fault::Warning> {
+    /// Everything that the user should know before anything is written.
+    pub fn warnings(&self) -> impl Iterator<Item = &Warning> {
         let planned = self.plan.iter().flat_map(|plan| &plan.warnings);
         self.modelfile.warnings.iter().chain(planned)
     }
@@ -319,11 +322,13 @@ impl Prepared {
             self.require_space(plan, store, options.jobs)?;
         }
         let writer = store.writer()?;
-        let layers = self.layers(&writer, options).map_err(|faults| kept(faults, &writer))?;
+        let mut warnings = Vec::new();
+        let layers = self.layers(&writer, options, &mut warnings);
+        let layers = layers.map_err(|faults| kept(faults, &writer))?;
         let config = writer.add(&json(&self.config())?)?.layer(media::CONFIG, None);
         let manifest = Manifest::new(config, layers);
         let size = manifest.size();
-        check(&writer, &manifest).map_err(|faults| kept(faults, &writer))?;
+        check(&writer, &manifest).map_err(|faults| kept(explained(faults, &warnings), &writer))?;
         options.progress.phase(write::SYNCING);
         let done = writer.commit(name, &manifest)?;
         Ok(Created {
@@ -333,6 +338,7 @@ impl Prepared {
             new_blobs: done.new_blobs,
             new_bytes: done.new_bytes,
             unchanged: done.unchanged,
+            warnings,
         })
     }
 
@@ -359,7 +365,12 @@ impl Prepared {
     }
 
     /// All layers: the base's, the plan's, the Modelfile's.
-    fn layers(&self, writer: &Writer, options: &write::Options) -> Result<Vec<Layer>, Faults> {
+    fn layers(
+        &self,
+        writer: &Writer,
+        options: &write::Options,
+        warnings: &mut Vec<Warning>,
+    ) -> Result<Vec<Layer>, Faults> {
         let mut layers = match &self.base {
             Base::Folder(_) => Vec::new(),
             Base::Stored { manifest, .. } => manifest.layers.clone(),
@@ -369,7 +380,7 @@ impl Prepared {
             if plan.manifest.draft.is_some() {
                 layers.retain(|layer| !is_of_draft(layer));
             }
-            layers.extend(self.execute(plan, writer, options)?);
+            layers.extend(self.execute(plan, writer, options, warnings)?);
             let origin = writer.add(&json(&self.origin(plan, &layers, writer)?)?)?;
             replace(&mut layers, origin.layer(media::ORIGIN, None));
         }
@@ -396,6 +407,7 @@ impl Prepared {
         plan: &Plan,
         writer: &Writer,
         options: &write::Options,
+        warnings: &mut Vec<Warning>,
     ) -> Result<Vec<Layer>, Faults> {
         let (target, draft) = self.folders();
         let folders = [Some(target), draft];
@@ -407,6 +419,7 @@ impl Prepared {
                 .into());
         }
         let outcome = write::execute(plan, target, draft, writer, options)?;
+        warnings.extend(outcome.warnings);
         let blobs = plan.blobs.iter().map(|blob| (&blob.media_type, &blob.name));
         let files = plan.files.iter().map(|file| (&file.media_type, &file.name));
         let made = outcome.blobs.iter().chain(&outcome.files);
@@ -447,6 +460,14 @@ fn kept(mut faults: Faults, writer: &Writer) -> Faults {
                  them; `lathe gc` removes them"
             ),
         });
+    }
+    faults
+}
+
+/// What was seen while writing is the likelier reason of what the check found.
+fn explained(mut faults: Faults, warnings: &[Warning]) -> Faults {
+    if let (Some(fault), Some(seen)) = (faults.0.first_mut(), warnings.first()) {
+        fault.help = Some(seen.message.clone());
     }
     faults
 }

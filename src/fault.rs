@@ -4,6 +4,8 @@
 //! policy text) and what to do. Rooms that can find several at once return [`Faults`]. The command
 //! line shows them with miette, or as JSON; nothing else formats errors.
 
+mod alike;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -102,6 +104,8 @@ codes! {
     ConfigDisagrees = "config-disagrees",
     /// A companion that nothing needs is dropped.
     StrayCompanion = "stray-companion",
+    /// Scales or biases of a quantized weight are NaN or infinite.
+    NotFinite = "not-finite",
     /// The tensor is re-quantized with loss.
     Requantized = "re-quantized",
     /// Ollama cannot read this format.
@@ -267,6 +271,9 @@ pub struct Fault {
     /// The tensor it is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tensor: Option<String>,
+    /// Other tensors of which the same is true; [`Faults::grouped`] gathers them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<String>,
     /// What to do about it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub help: Option<String>,
@@ -294,7 +301,15 @@ fn serialize_place<S: serde::Serializer>(place: &Option<Place>, s: S) -> Result<
 impl Fault {
     /// A fault that says what is wrong; add where and what to do with the other methods.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
-        Fault { code, message: message.into(), file: None, tensor: None, help: None, place: None }
+        Fault {
+            code,
+            message: message.into(),
+            file: None,
+            tensor: None,
+            others: Vec::new(),
+            help: None,
+            place: None,
+        }
     }
 
     /// Names the file that it is about.
@@ -343,7 +358,18 @@ impl fmt::Display for Fault {
         {
             write!(f, "{}{tensor}: ", if lead { "" } else { "tensor " })?;
         }
-        f.write_str(&self.message)
+        f.write_str(&self.message)?;
+        let count = self.others.len();
+        let (named, rest) = self.others.split_at(count.min(alike::NAMED));
+        match (count, rest.len()) {
+            (0, _) => Ok(()),
+            (1, _) => write!(f, "; the same of {}", named[0]),
+            (_, 0) => write!(f, "; the same of {count} other tensors: {}", named.join(", ")),
+            (_, more) => {
+                let named = named.join(", ");
+                write!(f, "; the same of {count} other tensors: {named} and {more} more")
+            }
+        }
     }
 }
 

@@ -195,3 +195,49 @@ fn a_plan_for_another_folder_is_refused() {
     let outcome = sandbox.lathe(&["create", "m", "model", "--plan", "plan.json"]);
     refused(&sandbox, &outcome, 1, &["stale-plan", "help:"]);
 }
+
+#[test]
+fn what_is_wrong_with_many_tensors_alike_is_said_once_and_names_them() {
+    let sandbox = Sandbox::new();
+    sandbox.fp8_model("model", |_, _| 0.01);
+    sandbox.fp8_config("model", [128, 128]);
+    let create = ["create", "m", "model", "-o", "json"];
+    let error = serde_json::from_str::<serde_json::Value>(&sandbox.lathe(&create).stdout);
+    let details = error.unwrap()["error"]["details"].as_array().unwrap().clone();
+    // Six of the seven in each layer are of two shapes, and all in both layers are.
+    let named = |detail: &serde_json::Value| {
+        let others = detail["others"].as_array().map_or(0, Vec::len);
+        assert!(detail["tensor"].is_string(), "{detail}");
+        1 + others
+    };
+    let mut counts: Vec<usize> = details.iter().map(named).collect();
+    counts.sort_unstable();
+    assert_eq!(counts, [2, 4, 8], "{details:#?}");
+    let outcome = sandbox.lathe(&create[..3]);
+    let down = "model.layers.1.mlp.down_proj.weight_scale_inv";
+    refused(&sandbox, &outcome, 1, &["bad-scale", "; the same of", down]);
+    assert_eq!(outcome.stderr.matches("layout fp8-block").count(), 3, "{}", outcome.stderr);
+}
+
+#[test]
+fn scales_that_are_no_numbers_are_warned_of() {
+    let sandbox = Sandbox::new();
+    let name = "model.layers.1.mlp.down_proj.weight_scale_inv";
+    sandbox.fp8_model("model", |tensor, number| match (tensor, number) {
+        (tensor, 1 | 3) if tensor == name => f32::NAN,
+        _ => 0.01,
+    });
+    let outcome = sandbox.lathe(&["create", "m", "model"]);
+    assert_eq!(outcome.code, 0, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("warning: the source is damaged"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains(&format!("{name} (2 of 8)")), "{}", outcome.stderr);
+    let create = ["create", "m", "model", "-o", "json"];
+    let warnings = sandbox.lathe(&create).result()["warnings"].as_array().unwrap().clone();
+    let found: Vec<_> = warnings.iter().filter(|w| w["code"] == "not-finite").collect();
+    assert_eq!(found.len(), 1, "{warnings:?}");
+    assert_eq!(found[0]["tensor"], name);
+
+    sandbox.fp8_model("model", |_, _| 0.01);
+    let warnings = sandbox.lathe(&create).result()["warnings"].clone();
+    assert!(!warnings.to_string().contains("not-finite"), "{warnings}");
+}

@@ -17,15 +17,9 @@ fn decoder_tests() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/decoder")
 }
 
-/// The tiny models, or others of the kind that `LATHE_TINY_MODELS` names.
-fn models() -> PathBuf {
-    let given = std::env::var_os("LATHE_TINY_MODELS").map(PathBuf::from);
-    given.unwrap_or_else(|| decoder_tests().join("models"))
-}
-
 /// A folder with one of the tiny models and the vocabulary of numbered words.
 fn model(sandbox: &Sandbox, name: &str) -> PathBuf {
-    let from = models().join(name);
+    let from = decoder_tests().join("models").join(name);
     for file in ["config.json", "model.safetensors"] {
         sandbox.file(&format!("{name}/{file}"), fs::read(from.join(file)).unwrap());
     }
@@ -48,7 +42,7 @@ fn model(sandbox: &Sandbox, name: &str) -> PathBuf {
 
 /// The reference's prompt and its greedy continuation.
 fn reference(name: &str) -> (Vec<u32>, Vec<u32>) {
-    let path = models().join(format!("{name}.ref.safetensors"));
+    let path = decoder_tests().join("models").join(format!("{name}.ref.safetensors"));
     let arrays = Array::load_safetensors(path).unwrap();
     let ids = |name: &str| {
         let array = arrays[name].as_dtype(Dtype::Uint32).unwrap();
@@ -79,16 +73,15 @@ fn run<'a>(sandbox: &Sandbox, args: &[&'a str]) -> Value {
 /// From folder to answer: what is stored, found, loaded and run is the model of the reference.
 #[test]
 fn stored_models_answer_as_transformers_does() {
-    let mut names: Vec<String> = fs::read_dir(models())
+    let mut names: Vec<String> = fs::read_dir(decoder_tests().join("models"))
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.is_dir())
         .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
-        // One has no policy here, and the other kind reads another model's keys.
-        .filter(|name| name != "mixtral" && !name.contains("assistant"))
+        .filter(|name| name != "mixtral")
         .collect();
     names.sort();
-    assert!(names.len() >= 17, "{names:?}");
+    assert!(names.len() >= 20, "{names:?}");
     for name in names {
         let sandbox = Sandbox::new();
         model(&sandbox, &name);
@@ -277,4 +270,35 @@ fn a_model_that_does_not_predict_text_is_refused_and_its_name_keeps_what_it_had(
     }
     sandbox.lathe(&["create", "m", "llama", "--no-smoke"]).ok();
     assert_ne!(sandbox.lathe(&["show", "m", "-o", "json"]).ok(), before);
+}
+
+#[test]
+fn a_model_that_predicts_nothing_for_its_scales_are_no_numbers_is_refused_for_that() {
+    let sandbox = Sandbox::new();
+    let folder = model(&sandbox, "llama");
+    spelling(&sandbox, "llama");
+    let path = folder.join("model.safetensors");
+    let file = fs::read(&path).unwrap();
+    let mut tensors = Vec::new();
+    for (name, view) in safetensors::SafeTensors::deserialize(&file).unwrap().tensors() {
+        let (dtype, shape) = (view.dtype(), view.shape().to_vec());
+        if name.ends_with("down_proj.weight") {
+            let codes = vec![0; view.data().len() / 2];
+            let scale = f32::NAN.to_le_bytes().to_vec();
+            tensors.push((format!("{name}_scale"), safetensors::Dtype::F32, vec![1], scale));
+            tensors.push((name, safetensors::Dtype::F8_E4M3, shape, codes));
+        } else {
+            tensors.push((name, dtype, shape, view.data().to_vec()));
+        }
+    }
+    let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
+        (name, safetensors::tensor::TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+    });
+    fs::write(&path, safetensors::serialize(views, None).unwrap()).unwrap();
+    let failed = sandbox.lathe(&["create", "m", "llama", "-o", "json"]);
+    assert_eq!(failed.code, 1, "{}", failed.stdout);
+    let error = failed.events().pop().unwrap()["error"]["details"][0].clone();
+    assert_eq!(error["code"], "smoke-check", "{error}");
+    let help = error["help"].as_str().unwrap();
+    assert!(help.contains("down_proj.weight_scale (1 of 1)"), "{help}");
 }

@@ -190,13 +190,14 @@ fn create(args: &Create) -> Result<Outcome, Faults> {
     if let (Some(smoke), Audience::People) = (&smoke, audience) {
         ui::note(&smoke.note);
     }
+    let warnings = prepared.warnings().chain(&created.warnings).cloned().collect();
     Ok(Outcome::Created(Box::new(Report {
         event: "created",
         created,
         smoke,
         from,
         seconds: begun.elapsed().as_secs_f64(),
-        warnings: prepared.warnings().cloned().collect(),
+        warnings,
     })))
 }
 

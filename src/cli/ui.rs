@@ -60,7 +60,7 @@ pub fn fail(failure: &Failure) -> ExitCode {
     if let Some(code) = failure.shown {
         return ExitCode::from(code);
     }
-    let faults = &failure.faults;
+    let faults = &failure.faults.clone().grouped();
     if failure.json {
         // One line, so that it can be the last of a stream of events.
         print_json_line(&ErrorDocument::new(faults));

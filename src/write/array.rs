@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use super::source::Weights;
+use super::watch::Watch;
 use crate::dtype::Dtype;
 use crate::fault::Fault;
 
@@ -61,11 +62,17 @@ pub struct Stored {
     pub file: Arc<Weights>,
     /// Position of the tensor's first byte.
     pub start: u64,
+    /// Who looks at what is read.
+    pub watch: Option<Watch>,
 }
 
 impl Bytes for Stored {
     fn read(&mut self, at: u64, out: &mut [u8]) -> Result<(), Fault> {
-        self.file.read(self.start + at, out)
+        self.file.read(self.start + at, out)?;
+        if let Some(watch) = &self.watch {
+            watch.look(at, out);
+        }
+        Ok(())
     }
 }
 

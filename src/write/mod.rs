@@ -20,13 +20,14 @@ mod quantizer;
 mod recipe;
 mod source;
 mod space;
+mod watch;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use crate::fault::{Code, Fault, Faults};
+use crate::fault::{Code, Fault, Faults, Warning};
 use crate::plan::{File, Plan};
 use crate::read::Inventory;
 
@@ -122,6 +123,8 @@ pub struct Outcome {
     pub blobs: Vec<Made>,
     /// One for each of the plan's files, in its order.
     pub files: Vec<Made>,
+    /// What was seen on the way that headers do not show.
+    pub warnings: Vec<Warning>,
     /// How long it took.
     pub elapsed: Duration,
 }
@@ -150,7 +153,8 @@ pub fn execute<S: Staging>(
         files.push(made);
     }
     sources.changed()?;
-    Ok(Outcome { blobs, files, elapsed: begun.elapsed() })
+    let warnings = sources.not_finite().warning().into_iter().collect();
+    Ok(Outcome { blobs, files, warnings, elapsed: begun.elapsed() })
 }
 
 fn side_file(file: &File, target: &Inventory, draft: Option<&Inventory>) -> Result<PathBuf, Fault> {

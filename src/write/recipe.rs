@@ -16,6 +16,7 @@ use super::arith::{Dequantized, Fp8, Mapped};
 use super::array::{Array, Slice, Stacked, Stored, Transposed};
 use super::ints;
 use super::source::Sources;
+use super::watch::Watch;
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault};
 use crate::format::{Format, Formats};
@@ -39,12 +40,13 @@ pub fn recipe(tensor: &Tensor, sources: &Sources<'_>) -> Result<Recipe, Fault> {
 
 fn build(tensor: &Tensor, sources: &Sources<'_>) -> Result<Recipe, Fault> {
     let mut arrays = Vec::with_capacity(tensor.sources.len());
-    for source in &tensor.sources {
+    for (number, source) in tensor.sources.iter().enumerate() {
         let (file, start) = sources.find(source)?;
+        let watch = Watch::of(tensor, number, sources.not_finite());
         arrays.push(Array {
             dtype: source.dtype,
             shape: source.taken().to_vec(),
-            bytes: Box::new(Stored { file, start }),
+            bytes: Box::new(Stored { file, start, watch }),
         });
     }
     let mut quantize = None;

@@ -8,6 +8,7 @@ use std::fs::{File, Metadata};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::watch::NotFinite;
 use crate::fault::{Code, Fault, Faults};
 use crate::plan::SourceTensor;
 use crate::read::{self, Inventory, TensorInfo};
@@ -17,6 +18,7 @@ use crate::read::{self, Inventory, TensorInfo};
 pub struct Sources<'a> {
     target: Folder<'a>,
     draft: Option<Folder<'a>>,
+    not_finite: Arc<NotFinite>,
 }
 
 #[derive(Debug)]
@@ -47,7 +49,7 @@ impl<'a> Sources<'a> {
         let target = faults.absorb(Folder::open(target));
         let draft = draft.and_then(|draft| faults.absorb(Folder::open(draft)));
         match target {
-            Some(target) => faults.or(Sources { target, draft }),
+            Some(target) => faults.or(Sources { target, draft, not_finite: Arc::default() }),
             None => Err(faults),
         }
     }
@@ -76,6 +78,11 @@ impl<'a> Sources<'a> {
             return Err(gone("and the run that it takes leaves the tensor"));
         }
         Ok((shard.file.clone(), found.range.start + view.start * found.dtype.bytes()))
+    }
+
+    /// Scales and biases that were read and are no numbers.
+    pub fn not_finite(&self) -> &Arc<NotFinite> {
+        &self.not_finite
     }
 
     /// Faults for every file that is not what it was when it was opened.

@@ -18,6 +18,8 @@ use crate::plan::{
 };
 use crate::read::{Shard, TensorInfo};
 
+mod watching;
+
 /// Keeps blobs in memory, and fails after so many bytes.
 struct InMemory {
     blobs: Mutex<BTreeMap<String, Vec<u8>>>,

@@ -48,6 +48,42 @@ impl Sandbox {
         self.path(name)
     }
 
+    /// The same llama as transformers writes it in FP8, with blocks of 32 whose factors `scale`
+    /// gives by tensor and number.
+    pub fn fp8_model(&self, name: &str, scale: impl Fn(&str, usize) -> f32) -> PathBuf {
+        self.model(name);
+        let mut tensors = Vec::new();
+        for (tensor, shape) in llama_tensors() {
+            let elements = shape.iter().product();
+            if !tensor.contains("_proj") {
+                tensors.push((tensor, safetensors::Dtype::BF16, shape, vec![0x3c; elements * 2]));
+                continue;
+            }
+            let blocks: Vec<usize> = shape.iter().map(|axis| axis.div_ceil(32)).collect();
+            let factors = format!("{tensor}_scale_inv");
+            let bytes = (0..blocks.iter().product())
+                .flat_map(|number| scale(&factors, number).to_le_bytes())
+                .collect();
+            let codes = (0..elements).map(|at| (at * 37 % 0x70) as u8).collect();
+            tensors.push((tensor, safetensors::Dtype::F8_E4M3, shape, codes));
+            tensors.push((factors, safetensors::Dtype::F32, blocks, bytes));
+        }
+        let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
+            (name, safetensors::tensor::TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+        });
+        let file = safetensors::serialize(views, None).unwrap();
+        self.file(&format!("{name}/model.safetensors"), file);
+        self.fp8_config(name, [32, 32]);
+        self.path(name)
+    }
+
+    /// Writes its config, with blocks of this size.
+    pub fn fp8_config(&self, name: &str, block: [u64; 2]) {
+        let mut config = config();
+        config["quantization_config"] = json!({"quant_method": "fp8", "weight_block_size": block});
+        self.file(&format!("{name}/config.json"), config.to_string());
+    }
+
     /// A llama of eight layers and 44 MB of noise: it takes a while, so that things can happen
     /// meanwhile.
     pub fn larger_model(&self, name: &str) -> PathBuf {
