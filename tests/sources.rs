@@ -4,7 +4,7 @@
 //! `tests/fixtures/quant` holds a part of each folder (see its README); the whole ones are tested
 //! with `LATHE_FIXTURES=DIR cargo test --test sources`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -188,6 +188,7 @@ fn place(plan: &Plan, name: &str) -> Option<(String, Option<usize>, bool)> {
 fn decoded_values_are_those_of_the_producer() {
     let mut wrong = Vec::new();
     let mut compared = 0;
+    let mut farthest = BTreeMap::new();
     for dir in folders() {
         let label = dir.file_name().unwrap().to_string_lossy().into_owned();
         let result = planned(&dir, request(Some("source"), false))
@@ -238,11 +239,17 @@ fn decoded_values_are_those_of_the_producer() {
                 }
             }
             compared += 1;
+            let far = farthest.entry((label.clone(), how)).or_insert((0, 0));
+            *far = (far.0 + 1, worst.max(far.1));
             let allowed = if how == "kept" { 0 } else { 1 };
             if worst > allowed {
                 wrong.push(format!("{label}: {name} ({how}) is {worst} units off"));
             }
         }
+    }
+    // Shown with --nocapture.
+    for ((label, how), (tensors, worst)) in farthest {
+        println!("{label}: {tensors} tensors {how}, at most {worst} units off");
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(compared >= folders().len());
