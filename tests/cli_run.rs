@@ -17,9 +17,15 @@ fn decoder_tests() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/decoder")
 }
 
+/// The tiny models, or others of the kind that `LATHE_TINY_MODELS` names.
+fn models() -> PathBuf {
+    let given = std::env::var_os("LATHE_TINY_MODELS").map(PathBuf::from);
+    given.unwrap_or_else(|| decoder_tests().join("models"))
+}
+
 /// A folder with one of the tiny models and the vocabulary of numbered words.
 fn model(sandbox: &Sandbox, name: &str) -> PathBuf {
-    let from = decoder_tests().join("models").join(name);
+    let from = models().join(name);
     for file in ["config.json", "model.safetensors"] {
         sandbox.file(&format!("{name}/{file}"), fs::read(from.join(file)).unwrap());
     }
@@ -42,7 +48,7 @@ fn model(sandbox: &Sandbox, name: &str) -> PathBuf {
 
 /// The reference's prompt and its greedy continuation.
 fn reference(name: &str) -> (Vec<u32>, Vec<u32>) {
-    let path = decoder_tests().join("models").join(format!("{name}.ref.safetensors"));
+    let path = models().join(format!("{name}.ref.safetensors"));
     let arrays = Array::load_safetensors(path).unwrap();
     let ids = |name: &str| {
         let array = arrays[name].as_dtype(Dtype::Uint32).unwrap();
@@ -73,15 +79,16 @@ fn run<'a>(sandbox: &Sandbox, args: &[&'a str]) -> Value {
 /// From folder to answer: what is stored, found, loaded and run is the model of the reference.
 #[test]
 fn stored_models_answer_as_transformers_does() {
-    let mut names: Vec<String> = fs::read_dir(decoder_tests().join("models"))
+    let mut names: Vec<String> = fs::read_dir(models())
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.is_dir())
         .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
-        .filter(|name| name != "mixtral")
+        // One has no policy here, and the other kind reads another model's keys.
+        .filter(|name| name != "mixtral" && !name.contains("assistant"))
         .collect();
     names.sort();
-    assert!(names.len() >= 20, "{names:?}");
+    assert!(names.len() >= 17, "{names:?}");
     for name in names {
         let sandbox = Sandbox::new();
         model(&sandbox, &name);

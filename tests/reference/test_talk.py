@@ -27,11 +27,13 @@ class Talk:
         )
         os.close(other)
         self.history = home
+        self.unread = ""
         self.read_to(">>> ")
 
     def read_to(self, mark, seconds=120):
-        """What was shown up to a mark, without the escapes of the line editor."""
-        text, end = "", time.monotonic() + seconds
+        """What was shown up to a mark, without the escapes of the line editor. What follows the mark
+        is kept for the next time."""
+        text, end = self.unread, time.monotonic() + seconds
         while mark not in text:
             ready, _, _ = select.select([self.terminal], [], [], max(0, end - time.monotonic()))
             if not ready:
@@ -43,7 +45,8 @@ class Talk:
             if not data:
                 raise AssertionError(f"ended before {mark!r}: {text!r}")
             text += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", data.decode(errors="replace"))
-        return text
+        shown, _, self.unread = text.partition(mark)
+        return shown + mark
 
     def type(self, line):
         os.write(self.terminal, line.encode() + b"\r")
