@@ -3,8 +3,9 @@
 //! Queries that share keys (Ainslie et al. 2023) are worked on together, a block of positions at
 //! a time: scores against just the keys that the block can see, a softmax, and the mix of values.
 
+use super::codec::Eight;
 use super::elements::exp;
-use super::rows::Rows;
+use super::rows::{Isa, Portable, Rows};
 use super::team::with_scratch;
 use super::{Columns, Form, Gemm, Matrix, in_parallel};
 
@@ -189,16 +190,82 @@ fn few(q: &[f32], k: &[f32], width: usize, scores: &mut [f32]) {
 
 /// The sum of rows of values by their weights.
 fn mix(weights: &[f32], values: &[f32], out: &mut [f32]) {
-    out.fill(0.0);
-    for (&weight, values) in weights.iter().zip(values.chunks_exact(out.len())) {
-        for (out, value) in out.iter_mut().zip(values) {
-            *out += weight * value;
+    assert_eq!(values.len(), weights.len() * out.len(), "values");
+    #[cfg(target_arch = "x86_64")]
+    if super::x86::there() {
+        // SAFETY: the instruction set is there.
+        return unsafe { super::x86::mix(weights, values, out) };
+    }
+    // SAFETY: needs nothing.
+    unsafe { mix_with::<Portable>(weights, values, out) }
+}
+
+/// [`mix`] with an instruction set.
+///
+/// # Safety
+/// It must be there, and `values` be `[weights.len(), out.len()]`.
+#[inline(always)]
+pub unsafe fn mix_with<I: Isa>(weights: &[f32], values: &[f32], out: &mut [f32]) {
+    let mut column = 0;
+    // SAFETY: as the caller says; each call has so many columns.
+    unsafe {
+        while column + 64 <= out.len() {
+            mix_columns::<I, 8>(weights, values, out, column);
+            column += 64;
+        }
+        while column + 8 <= out.len() {
+            mix_columns::<I, 1>(weights, values, out, column);
+            column += 8;
+        }
+    }
+    for column in column..out.len() {
+        let column_of = |key: usize| values[key * out.len() + column];
+        out[column] = weights.iter().enumerate().map(|(key, weight)| weight * column_of(key)).sum();
+    }
+}
+
+/// N times eight columns, whose sums stay in registers.
+///
+/// # Safety
+/// As [`mix_with`], and so many columns from `column` on.
+#[inline(always)]
+unsafe fn mix_columns<I: Isa, const N: usize>(
+    weights: &[f32],
+    values: &[f32],
+    out: &mut [f32],
+    column: usize,
+) {
+    let width = out.len();
+    // SAFETY: as the caller says.
+    unsafe {
+        let mut sums = [I::all(0.0); N];
+        let mut from = values.as_ptr().wrapping_add(column);
+        for &weight in weights {
+            let weight = I::all(weight);
+            for (i, sum) in sums.iter_mut().enumerate() {
+                *sum = I::fused(weight, I::load(&*from.wrapping_add(8 * i).cast::<Eight>()), *sum);
+            }
+            from = from.wrapping_add(width);
+        }
+        for (i, sum) in sums.into_iter().enumerate() {
+            I::store(sum, &mut *out.as_mut_ptr().add(column + 8 * i).cast::<Eight>());
         }
     }
 }
 
-/// e^score over the sum of all, and of the sink.
+/// [`softmax_with`] with what the processor has.
 fn softmax(scores: &mut [f32], sink: Option<f32>) {
+    #[cfg(target_arch = "x86_64")]
+    if super::x86::there() {
+        // SAFETY: the instruction set is there.
+        return unsafe { super::x86::softmax(scores, sink) };
+    }
+    softmax_with(scores, sink);
+}
+
+/// e^score over the sum of all, and of the sink.
+#[inline(always)]
+pub fn softmax_with(scores: &mut [f32], sink: Option<f32>) {
     let most = scores.iter().copied().fold(sink.unwrap_or(f32::NEG_INFINITY), f32::max);
     let mut sums = [0.0; 8];
     let mut chunks = scores.chunks_exact_mut(8);
@@ -250,6 +317,22 @@ mod tests {
     }
 
     #[test]
+    fn values_are_mixed_alike_on_any_processor() {
+        let mut random = Random(6);
+        for width in [5, 8, 64, 139] {
+            let weights: Vec<f32> = (0..33).map(|_| random.float()).collect();
+            let values: Vec<f32> = (0..33 * width).map(|_| random.float()).collect();
+            let (mut fast, mut portable) = (vec![f32::NAN; width], vec![f32::NAN; width]);
+            mix(&weights, &values, &mut fast);
+            // SAFETY: needs nothing, and lengths fit.
+            unsafe { mix_with::<Portable>(&weights, &values, &mut portable) };
+            for (a, b) in fast.iter().zip(&portable) {
+                assert!((a - b).abs() < 1e-5, "{width}: {fast:?} {portable:?}");
+            }
+        }
+    }
+
+    #[test]
     fn attention_is_what_it_is_defined_to_be() {
         let mut random = Random(5);
         for (heads, kv_heads, rows, past, width, out_width) in [
@@ -257,6 +340,7 @@ mod tests {
             (4, 4, 3, 0, 8, 24),
             (6, 3, 150, 20, 16, 16),
             (2, 1, 70, 0, 7, 5),
+            (4, 2, 2, 9, 64, 75),
         ] {
             let keys = rows + past;
             // Heads of keys are apart, as in a cache with room.

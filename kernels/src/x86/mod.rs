@@ -4,9 +4,9 @@ pub mod planar;
 
 use std::arch::x86_64::*;
 
-use super::Matrix;
 use super::codec::{Bf16, Codec, E2M1, Eight, F16, F32, Fp4, Fp8, Whole};
 use super::rows::{self, Decodes, DecodesAll, Isa, Work};
+use super::{Matrix, attention};
 
 /// Whether this processor has them.
 pub fn there() -> bool {
@@ -23,6 +23,25 @@ pub fn there() -> bool {
 pub unsafe fn by_form(matrix: &Matrix, work: Work) {
     // SAFETY: as the caller says.
     unsafe { rows::by_form::<Avx2>(matrix, work) }
+}
+
+/// [`attention::mix_with`] with them.
+///
+/// # Safety
+/// They must be [`there`]; else as that.
+#[target_feature(enable = "avx2,fma")]
+pub unsafe fn mix(weights: &[f32], values: &[f32], out: &mut [f32]) {
+    // SAFETY: as the caller says.
+    unsafe { attention::mix_with::<Avx2>(weights, values, out) }
+}
+
+/// [`attention::softmax_with`], for whose loops the compiler uses them.
+///
+/// # Safety
+/// They must be [`there`].
+#[target_feature(enable = "avx2,fma")]
+pub unsafe fn softmax(scores: &mut [f32], sink: Option<f32>) {
+    attention::softmax_with(scores, sink);
 }
 
 /// Vectors of 256 bits.
