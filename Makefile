@@ -70,10 +70,11 @@ $(MODEL)/config.json: | .venv/.done
 build: | .mlx/$(MLX_BACKEND)/.done ## build lathe, optimised
 	cargo build --release
 
-demo: build model ## quantize SmolLM2 to 4 bits, and show what was decided
+demo: build model ## quantize SmolLM2 to 4 bits, show what was decided, and talk to it
 	$(LATHE) create smollm2 $(MODEL) --quantize int4 --dry-run
 	$(LATHE) create smollm2 $(MODEL) --quantize int4 --store $(STORE)
 	$(LATHE) show smollm2 --store $(STORE)
+	$(LATHE) run smollm2 "Why is the sky blue?" --max-tokens 100 --store $(STORE)
 
 test: setup model ## run all tests, those against other programs too
 	$(TEST)

@@ -7,10 +7,11 @@ import argparse
 import importlib
 import os
 import platform
+import shutil
 import tempfile
 from pathlib import Path
 
-from common import Context, own_peak_mb
+from common import Context, own_peak_mb, places
 
 
 def main():
@@ -29,9 +30,13 @@ def main():
     print(f"{'':34} {'lathe':>12} {'other':>12} {'better by':>10} {'must be':>8}")
     with tempfile.TemporaryDirectory(prefix="lathe-bench-") as scratch:
         context = Context(given.lathe.absolute(), given.model, given.runs, Path(scratch))
-        for name in given.names or known:
-            for row in importlib.import_module(name).run(context):
-                print_row(row)
+        try:
+            for name in given.names or known:
+                for row in importlib.import_module(name).run(context):
+                    print_row(row)
+        finally:
+            for folder in places(context).values():
+                shutil.rmtree(folder, ignore_errors=True)
     print(f"(peak memory cannot be measured below {own_peak_mb():.0f} MB)")
 
 

@@ -9,7 +9,7 @@ use mlx_rs::Array;
 use mlx_rs::ops::concatenate;
 use mlx_rs::ops::indexing::TryIndexOp;
 
-use super::attention::{Scores, keys_in};
+use super::attention::keys_in;
 use super::batch::Pass;
 use super::build::Builder;
 use super::description;
@@ -17,6 +17,7 @@ use super::linear::Linear;
 use super::norm::Norm;
 use super::ops::{Result, join_rows, last_axis, row};
 use super::rope::Rope;
+use super::scores::Scores;
 use crate::cache::LayerCache;
 use crate::cache::keys::{KeyCache, Seen};
 

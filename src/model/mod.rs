@@ -46,6 +46,8 @@ mod quantized;
 #[cfg(feature = "mlx")]
 mod rope;
 #[cfg(feature = "mlx")]
+mod scores;
+#[cfg(feature = "mlx")]
 mod short_conv;
 #[cfg(feature = "mlx")]
 pub mod source;
