@@ -273,18 +273,6 @@ pub fn expand(matrix: &Matrix, out: &mut [f32]) {
     rows::expand(matrix, out);
 }
 
-/// The given rows of a matrix, one after the other: `[which.len(), columns]`.
-///
-/// # Panics
-/// When lengths do not fit each other, or there is no such row.
-pub fn take(matrix: &Matrix, which: &[u32], out: &mut [f32]) {
-    matrix.check();
-    assert_eq!(out.len(), which.len() * matrix.columns, "out");
-    for (&row, out) in which.iter().zip(out.chunks_exact_mut(matrix.columns)) {
-        rows::expand(&matrix.part(row as usize, 1), out);
-    }
-}
-
 /// An array whose columns are written by different threads.
 #[derive(Clone, Copy)]
 struct Columns {

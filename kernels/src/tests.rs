@@ -166,20 +166,17 @@ fn elements_are_what_their_form_defines() {
         let stored = Stored::new(form, 5, columns);
         let mut found = vec![f32::NAN; 5 * columns];
         expand(&stored.matrix(), &mut found);
-        let check = |found: &[f32], from: usize, how: &str| {
+        let check = |found: &[f32], how: &str| {
             for (i, found) in found.iter().enumerate() {
-                let wanted = stored.value(from + i);
+                let wanted = stored.value(i);
                 let near = (f64::from(*found) - wanted).abs() <= 1e-6 * wanted.abs().max(1.0);
-                assert!(near, "{form:?}, {how}: element {}: {found}, not {wanted}", from + i);
+                assert!(near, "{form:?}, {how}: element {i}: {found}, not {wanted}");
             }
         };
-        check(&found, 0, "all");
+        check(&found, "all");
         found.fill(f32::NAN);
         rows::expand_portably(&stored.matrix(), &mut found);
-        check(&found, 0, "portable");
-        take(&stored.matrix(), &[3, 1], &mut found[..2 * columns]);
-        check(&found[..columns], 3 * columns, "row 3");
-        check(&found[columns..2 * columns], columns, "row 1");
+        check(&found, "portable");
     }
 }
 

@@ -1,11 +1,12 @@
 //! Small functions of arrays that modules share.
 
-use crate::mlx::slice;
 use lathe_kernels::Gate;
 use mlx_rs::Array;
 use mlx_rs::error::Exception;
 use mlx_rs::ops::indexing::TryIndexOp;
 use mlx_rs::ops::{concatenate, logaddexp, maximum, sigmoid, tanh};
+
+use crate::mlx::slice;
 
 /// What operations give.
 pub type Result<T> = std::result::Result<T, Exception>;

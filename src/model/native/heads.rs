@@ -7,7 +7,7 @@ use lathe_kernels::{Heads, Product, RowNorm, Sight, Strided, attend, products};
 use mlx_rs::{Array, Dtype};
 
 use super::super::ops::Result;
-use super::{BLAS, Native, Stacked, add, row_major};
+use super::{BLAS, Native, Stacked, add, expect, row_major};
 use crate::mlx::host::{View, host_operation, host_operations};
 
 /// Heads that are made of what a projection gives.
@@ -57,6 +57,19 @@ pub fn heads<'a>(
     x: &Array,
 ) -> Result<Vec<Array>> {
     let natives: Vec<&Native> = projections.iter().map(|(native, _)| *native).collect();
+    for (native, bias) in projections {
+        if let Some(bias) = bias {
+            expect("the bias of a projection", bias.shape(), &[native.rows])?;
+        }
+    }
+    for one in all {
+        if let Some((Some(weight), _)) = one.norm {
+            expect("the weight of a norm of heads", weight.shape(), &[dim])?;
+        }
+        let needed = one.first + one.heads * dim;
+        let rows = natives.get(one.of).map_or(0, |native| native.rows);
+        expect("the rows of a projection to heads", &[rows.min(needed)], &[needed])?;
+    }
     let Stacked { x, inputs, places, .. } = Stacked::new(&natives, x)?;
     let mut inputs: Vec<&Array> = std::iter::once(&x).chain(inputs).collect();
     let mut place = |array: &'a Array| {
@@ -75,6 +88,10 @@ pub fn heads<'a>(
             turned: one.turned,
         })
         .collect();
+    if let Some(turn) = &turn {
+        let turned = 2 * turn.cos.dim(-1);
+        expect("what is turned of a head", &[turned], &[turned.min(dim)])?;
+    }
     let turn = turn.map(|turn| (place(turn.cos), place(turn.sin), turn.interleaved));
     let shapes: Vec<[i32; 4]> = all.iter().map(|one| [1, one.heads, x.dim(1), dim]).collect();
     let shapes: Vec<&[i32]> = shapes.iter().map(|shape| &shape[..]).collect();
@@ -112,6 +129,8 @@ pub fn heads<'a>(
 /// Turns `[1, heads, tokens, width]` in f32.
 pub fn rotate(x: &Array, turn: Turn) -> Result<Array> {
     let Turn { cos, sin, interleaved } = turn;
+    let fits = (2 * cos.dim(-1)).min(x.dim(-1));
+    expect("what is turned of a head", &[2 * cos.dim(-1)], &[fits])?;
     let made = host_operation(&[x, cos, sin], x.shape(), Dtype::Float32, move |views, out| {
         let [_, of_head, of_row, of_element] =
             std::array::from_fn(|axis| views[0].strides[axis] as usize);
@@ -147,6 +166,9 @@ pub fn attention(
     sinks: Option<&Array>,
     seeing: Seeing,
 ) -> Result<Array> {
+    if let Some(sinks) = sinks {
+        expect("the sinks of attention", sinks.shape(), &[queries.dim(1)])?;
+    }
     let shape = [1, queries.dim(1), queries.dim(2), values.dim(3)];
     let mut inputs = vec![queries, keys, values];
     inputs.extend(sinks);
@@ -192,4 +214,40 @@ fn lined_up<'a>(view: &View<'a>) -> (Cow<'a, [f32]>, usize) {
 fn heads_of<'a>(view: &View, (data, stride): &'a (Cow<[f32]>, usize)) -> Heads<'a> {
     let [_, heads, rows, width] = axes(view);
     Heads { data, heads, rows, width, stride: *stride }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rms_norm;
+    use super::*;
+
+    fn ones(shape: &[i32]) -> Array {
+        mlx_rs::ops::ones_dtype(shape, Dtype::Float32).unwrap()
+    }
+
+    /// An error from each, where the kernels would end the process.
+    #[test]
+    fn sizes_that_do_not_fit_are_errors() {
+        let x = ones(&[1, 3, 8]);
+        assert!(rms_norm(&x, Some(&ones(&[8])), 1e-6).is_ok());
+        assert!(rms_norm(&x, Some(&ones(&[7])), 1e-6).is_err());
+        let matrix = Native::of_floats(&ones(&[16, 8])).unwrap();
+        let make = |bias: Option<&Array>, heads: i32, weight: &Array| {
+            let norm = Some((Some(weight), 1e-6));
+            let all = [HeadsOf { of: 0, first: 0, heads, norm, turned: false }];
+            super::heads(&[(&matrix, bias)], &all, 4, None, &x).map(|made| made.len())
+        };
+        let weight = ones(&[4]);
+        assert_eq!(make(Some(&ones(&[16])), 4, &weight).unwrap(), 1);
+        assert!(make(Some(&ones(&[15])), 4, &weight).is_err());
+        assert!(make(None, 5, &weight).is_err());
+        assert!(make(None, 4, &ones(&[5])).is_err());
+        assert!(matrix.apply_onto(&x, &ones(&[1, 3, 16])).is_ok());
+        assert!(matrix.apply_onto(&x, &ones(&[1, 3, 8])).is_err());
+        let turn = |pairs: i32| {
+            let angles = ones(&[3, pairs]);
+            rotate(&ones(&[1, 2, 3, 8]), Turn { cos: &angles, sin: &angles, interleaved: false })
+        };
+        assert!(turn(4).is_ok() && turn(5).is_err());
+    }
 }

@@ -1,6 +1,8 @@
-//! Products on the CPU by lathe's own kernels (`kernels/`), as operations of MLX's graph.
+//! What lathe's own kernels (`kernels/`) compute on the CPU, as operations of MLX's graph: products
+//! and what adjoins them here, attention and its heads in [`heads`](mod@heads).
 //!
-//! Weights stay in the form that they are stored in, floats too: a product reads each once, on
+//! Lazy arrays enter and leave. Sizes are checked before an operation is made: in it a panic would
+//! end the process. Weights stay in the form that they are stored in, floats too: a product reads each once, on
 //! all cores.
 
 mod heads;
@@ -122,6 +124,7 @@ impl Native {
     pub fn apply_onto(&self, x: &Array, to: &Array) -> Result<Array> {
         let Stacked { x, inputs, places, shapes } = Stacked::new(&[self], x)?;
         let to = to.as_dtype(Dtype::Float32)?;
+        expect("what a product is added to", to.shape(), &shapes[0])?;
         let inputs: Vec<&Array> = std::iter::once(&x).chain(inputs).chain([&to]).collect();
         let made = host_operation(&inputs, &shapes[0], Dtype::Float32, move |views, out| {
             let inputs = row_major(views);
@@ -138,9 +141,14 @@ impl Native {
         let Stacked { x, mut inputs, mut places, shapes } = Stacked::new(&[gate, up], x)?;
         places.push(down.add_to(&mut inputs).behind(1));
         let to = to.map(|to| to.as_dtype(Dtype::Float32)).transpose()?;
+        expect("the rows of a gate and of what it opens", &[gate.rows], &[up.rows])?;
+        expect("the columns after a gate", &[down.columns], &[gate.rows])?;
         let mut shape = shapes[0].clone();
         if let Some(last) = shape.last_mut() {
             *last = down.rows;
+        }
+        if let Some(to) = &to {
+            expect("what a product is added to", to.shape(), &shape)?;
         }
         let inputs: Vec<&Array> = std::iter::once(&x).chain(inputs).chain(&to).collect();
         let onto = to.is_some();
@@ -317,6 +325,9 @@ impl Places {
 
 /// RMS norm over the last axis, in f32; see [`lathe_kernels::rms_norm`].
 pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
+    if let Some(weight) = weight {
+        expect("the weight of a norm", weight.shape(), &[x.dim(-1)])?;
+    }
     let width = x.dim(-1).max(1) as usize;
     let inputs: Vec<&Array> = std::iter::once(x).chain(weight).collect();
     let made = host_operation(&inputs, x.shape(), Dtype::Float32, move |views, out| {
@@ -325,6 +336,14 @@ pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
         lathe_kernels::rms_norm(cast_slice(&inputs[0]), weight, eps, width, cast_slice_mut(out));
     });
     Ok(made?)
+}
+
+/// An error unless a shape is what it must be.
+fn expect(what: &str, found: &[i32], wanted: &[i32]) -> Result<()> {
+    if found == wanted {
+        return Ok(());
+    }
+    Err(Exception::custom(format!("{what}: {found:?} where {wanted:?} would fit")))
 }
 
 fn misfit(x: &Array, columns: i32) -> Exception {
