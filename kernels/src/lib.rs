@@ -118,7 +118,10 @@ impl<'a> Matrix<'a> {
     }
 
     /// Rows `from..from + count`.
-    fn part(&self, from: usize, count: usize) -> Matrix<'a> {
+    ///
+    /// # Panics
+    /// When there are no such rows.
+    pub fn part(&self, from: usize, count: usize) -> Matrix<'a> {
         let cut = |bytes: &'a [u8], row: usize| &bytes[from * row..(from + count) * row];
         let scales = self.row_scales();
         Matrix {

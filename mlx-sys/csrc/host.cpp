@@ -1,4 +1,5 @@
 // Operations of the graph that a function of lathe's computes, on the CPU.
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -24,13 +25,22 @@ struct HostFunction {
 
 // What is dispatched: addresses, and strides one input after the other.
 struct Call {
+  struct Copy {
+    const void* from;
+    void* to;
+    size_t bytes;
+  };
   std::shared_ptr<HostFunction> function;
+  std::vector<Copy> copies;
   std::vector<const void*> from;
   std::vector<int64_t> strides;
   std::vector<size_t> axes;
   std::vector<void*> to;
 
   void operator()() {
+    for (const auto& copy : copies) {
+      std::memcpy(copy.to, copy.from, copy.bytes);
+    }
     std::vector<const int64_t*> steps;
     size_t at = 0;
     for (size_t count : axes) {
@@ -43,20 +53,20 @@ struct Call {
 
 class Host : public mlx::core::Primitive {
  public:
-  Host(mlx::core::Stream stream, std::shared_ptr<HostFunction> function)
-      : Primitive(stream), function_(std::move(function)) {}
+  Host(mlx::core::Stream stream, std::shared_ptr<HostFunction> function, std::vector<int> over)
+      : Primitive(stream), function_(std::move(function)), over_(std::move(over)) {}
 
   void eval_cpu(const std::vector<mlx::core::array>& inputs,
                 std::vector<mlx::core::array>& outs) override {
-    Call call{function_, {}, {}, {}, {}};
+    Call call{function_, {}, {}, {}, {}, {}};
     for (const auto& input : inputs) {
       call.from.push_back(input.data<char>());
       call.strides.insert(call.strides.end(), input.strides().begin(), input.strides().end());
       call.axes.push_back(input.ndim());
     }
-    for (auto& out : outs) {
-      out.set_data(mlx::core::allocator::malloc(out.nbytes()));
-      call.to.push_back(out.data<char>());
+    for (size_t i = 0; i < outs.size(); i++) {
+      make_room(outs[i], over_[i] < 0 ? nullptr : &inputs[over_[i]], outs.size(), call);
+      call.to.push_back(outs[i].data<char>());
     }
     // MLX keeps the buffers of inputs and outputs until what is dispatched has run.
     mlx::core::cpu::get_command_encoder(stream()).dispatch(std::move(call));
@@ -69,18 +79,48 @@ class Host : public mlx::core::Primitive {
   const char* name() const override { return "Host"; }
 
  private:
+  // Of a result that begins as one of the inputs: that input's own memory when nothing else holds
+  // it, else a copy.
+  static void make_room(mlx::core::array& out, const mlx::core::array* begins_as, size_t results,
+                        Call& call) {
+    if (begins_as && !begins_as->flags().row_contiguous) {
+      throw std::runtime_error("a result cannot begin as an array that is not row-major");
+    }
+    if (begins_as && holders(*begins_as) == results &&
+        begins_as->data_shared_ptr().use_count() == 1 &&
+        begins_as->data_shared_ptr()->is_owned()) {
+      out.copy_shared_buffer(*begins_as);
+      return;
+    }
+    out.set_data(mlx::core::allocator::malloc(out.nbytes()));
+    if (begins_as) {
+      call.copies.push_back({begins_as->data<char>(), out.data<char>(), out.nbytes()});
+    }
+  }
+
+  // How many handles of an array there are. MLX's own is_donatable wants one; but each result of
+  // an operation has handles of all its inputs until it has been evaluated.
+  static size_t holders(const mlx::core::array& array) {
+    using Handle = std::shared_ptr<void>;
+    static_assert(sizeof(mlx::core::array) == sizeof(Handle),
+                  "an array is a handle and nothing else");
+    return reinterpret_cast<const Handle&>(array).use_count();
+  }
+
   std::shared_ptr<HostFunction> function_;
+  std::vector<int> over_;
 };
 
 } // namespace
 
 /// The arrays that `run` makes of the inputs, all of one dtype; `shapes` are one after the other,
-/// of `axes` numbers each. `data` is dropped when nothing needs it any more, whether this succeeds
-/// or not.
+/// of `axes` numbers each. Result i begins as the input `over[i]`, row-major and of its shape and
+/// dtype, unless that is negative. `data` is dropped when nothing needs it any more, whether this
+/// succeeds or not.
 extern "C" int lathe_host_operation(mlx_array* outs, size_t out_count, const int* shapes,
-                                    const size_t* axes, mlx_dtype dtype, const mlx_array* inputs,
-                                    size_t count, lathe_host_run* run, void* data,
-                                    lathe_host_drop* drop, mlx_stream stream) {
+                                    const size_t* axes, const int* over, mlx_dtype dtype,
+                                    const mlx_array* inputs, size_t count, lathe_host_run* run,
+                                    void* data, lathe_host_drop* drop, mlx_stream stream) {
   try {
     std::shared_ptr<HostFunction> function(new HostFunction{run, data, drop});
     auto on = mlx_stream_get_(stream);
@@ -95,7 +135,9 @@ extern "C" int lathe_host_operation(mlx_array* outs, size_t out_count, const int
     }
     std::vector<mlx::core::Dtype> dtypes(out_count, mlx_dtype_to_cpp(dtype));
     auto arrays = mlx::core::array::make_arrays(
-        std::move(made), dtypes, std::make_shared<Host>(on, std::move(function)), from);
+        std::move(made), dtypes,
+        std::make_shared<Host>(on, std::move(function), std::vector<int>(over, over + out_count)),
+        from);
     for (size_t i = 0; i < out_count; i++) {
       mlx_array_set_(outs[i], std::move(arrays[i]));
     }

@@ -5,9 +5,11 @@
 //! end; writing fills it in place. A window's cache is compacted when the room is used up, and
 //! keeps [`SLACK`] tokens more than the window, which is how far it can go back.
 
-use mlx_rs::Array;
+use std::ops::Range;
+
 use mlx_rs::error::Exception;
 use mlx_rs::ops::concatenate;
+use mlx_rs::{Array, Dtype};
 
 use super::Remembers;
 use crate::mlx::slice;
@@ -41,6 +43,19 @@ pub struct Seen {
     pub start: usize,
 }
 
+/// Where the keys and values of some tokens are written.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Keys `[1, heads, room, dim]`.
+    pub keys: Array,
+    /// Values, where they are kept.
+    pub values: Option<Array>,
+    /// Index of the first of those tokens.
+    pub at: usize,
+    /// Indices of what those tokens can see, themselves included.
+    pub seen: Range<usize>,
+}
+
 impl KeyCache {
     /// An empty cache; `window` is how many tokens a token sees, itself included.
     pub fn new(window: Option<usize>) -> KeyCache {
@@ -57,25 +72,45 @@ impl KeyCache {
     pub fn append(&mut self, keys: &Array, values: Option<&Array>) -> Result<Seen, Exception> {
         let first = self.end;
         let count = keys.dim(2) as usize;
-        self.make_room(keys, values, count)?;
-        let at = (first - self.start) as i32;
+        let Place { at, .. } =
+            self.open(keys.dtype(), shape_of(keys), values.map(shape_of), count)?;
         if let Some((held_keys, held_values)) = &mut self.arrays {
-            *held_keys = slice::with_part(held_keys, 2, at, keys)?;
+            *held_keys = slice::with_part(held_keys, 2, at as i32, keys)?;
             if let (Some(held), Some(values)) = (held_values, values) {
-                *held = slice::with_part(held, 2, at, values)?;
+                *held = slice::with_part(held, 2, at as i32, values)?;
             }
         }
         self.end += count;
         self.seen_by(first)
     }
 
+    /// Where to write the keys and values of the next `count` tokens, for whom writes them
+    /// otherwise and calls [`KeyCache::written`] with what that gives. Keys and values are of
+    /// `[heads, dim]` each.
+    pub fn open(
+        &mut self,
+        dtype: Dtype,
+        keys: [i32; 2],
+        values: Option<[i32; 2]>,
+        count: usize,
+    ) -> Result<Place, Exception> {
+        self.make_room(dtype, keys, values, count)?;
+        let (keys, values) = self.arrays.clone().ok_or_else(empty)?;
+        let at = self.end - self.start;
+        let seen = self.lowest(self.end) - self.start..at + count;
+        Ok(Place { keys, values, at, seen })
+    }
+
+    /// Takes the arrays of a [`Place`] back, with `count` tokens written.
+    pub fn written(&mut self, keys: Array, values: Option<Array>, count: usize) {
+        self.arrays = Some((keys, values));
+        self.end += count;
+    }
+
     /// What tokens from position `first` on can see, without writing.
     pub fn seen_by(&self, first: usize) -> Result<Seen, Exception> {
-        let Some((keys, values)) = &self.arrays else {
-            return Err(Exception::custom("an empty cache has no keys"));
-        };
-        let lowest = self.window.map_or(0, |window| (first + 1).saturating_sub(window));
-        let lowest = lowest.max(self.start);
+        let (keys, values) = self.arrays.as_ref().ok_or_else(empty)?;
+        let lowest = self.lowest(first);
         let (from, to) = ((lowest - self.start) as i32, (self.end - self.start) as i32);
         let keys = slice::part(keys, 2, from..to)?;
         let values = match values {
@@ -85,10 +120,17 @@ impl KeyCache {
         Ok(Seen { keys, values, start: lowest })
     }
 
+    /// The first position that tokens from `first` on see and that is still here.
+    fn lowest(&self, first: usize) -> usize {
+        let lowest = self.window.map_or(0, |window| (first + 1).saturating_sub(window));
+        lowest.max(self.start)
+    }
+
     fn make_room(
         &mut self,
-        keys: &Array,
-        values: Option<&Array>,
+        dtype: Dtype,
+        keys: [i32; 2],
+        values: Option<[i32; 2]>,
         count: usize,
     ) -> Result<(), Exception> {
         let room = self.arrays.as_ref().map_or(0, |(keys, _)| keys.dim(2) as usize);
@@ -99,10 +141,8 @@ impl KeyCache {
         let keep = keep.min(self.end - self.start);
         let room = (keep + count).div_ceil(STEP) * STEP;
         let kept = self.end - self.start - keep..self.end - self.start;
-        let grow = |held: Option<&Array>, new: &Array| -> Result<Array, Exception> {
-            let mut shape = new.shape().to_vec();
-            shape[2] = (room - keep) as i32;
-            let fresh = mlx_rs::ops::zeros_dtype(&shape, new.dtype())?;
+        let grow = |held: Option<&Array>, [heads, dim]: [i32; 2]| -> Result<Array, Exception> {
+            let fresh = mlx_rs::ops::zeros_dtype(&[1, heads, (room - keep) as i32, dim], dtype)?;
             match held {
                 Some(held) if keep > 0 => {
                     let kept = kept.start as i32..kept.end as i32;
@@ -119,6 +159,15 @@ impl KeyCache {
         self.start = self.end - keep;
         Ok(())
     }
+}
+
+fn empty() -> Exception {
+    Exception::custom("an empty cache has no keys")
+}
+
+/// Heads and elements of each.
+fn shape_of(array: &Array) -> [i32; 2] {
+    [array.dim(1), array.dim(3)]
 }
 
 impl Remembers for KeyCache {

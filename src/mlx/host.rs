@@ -51,15 +51,40 @@ impl<'a> View<'a> {
     }
 }
 
-/// What an operation computes: of its inputs the elements of its results.
+/// A result of an operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Out<'a> {
+    /// Elements of each axis.
+    pub shape: &'a [i32],
+    /// The input that it begins as, row-major and of the same shape and dtype: what is not written
+    /// stays. Nothing is copied where nothing else holds that input when this is evaluated.
+    pub over: Option<usize>,
+}
+
+impl<'a> Out<'a> {
+    /// One that holds nothing before it is written.
+    pub fn new(shape: &'a [i32]) -> Out<'a> {
+        Out { shape, over: None }
+    }
+}
+
+/// What an operation computes: of its inputs the elements of its results. Those that results begin
+/// as are seen without elements.
 type Compute = dyn Fn(&[View], &mut [&mut [u8]]) + Send + Sync;
 
 struct Function {
     compute: Box<Compute>,
-    /// Shape and bytes of an element of each input.
-    inputs: Vec<(Vec<i32>, usize)>,
+    inputs: Vec<Input>,
     /// Bytes of each result.
     outs: Vec<usize>,
+}
+
+struct Input {
+    shape: Vec<i32>,
+    /// Bytes of an element.
+    width: usize,
+    /// Whether a result begins as it.
+    over: bool,
 }
 
 /// An array of `shape` and `dtype` that `compute` makes of the inputs when it is evaluated. It
@@ -74,7 +99,7 @@ pub fn host_operation(
     compute: impl Fn(&[View], &mut [u8]) + Send + Sync + 'static,
 ) -> Result<Array> {
     let compute = move |inputs: &[View], outs: &mut [&mut [u8]]| compute(inputs, outs[0]);
-    let made = host_operations(inputs, &[shape], dtype, compute)?;
+    let made = host_operations(inputs, &[Out::new(shape)], dtype, compute)?;
     made.into_iter().next().ok_or_else(|| Error::mlx("an operation gave nothing"))
 }
 
@@ -84,34 +109,47 @@ pub fn host_operation(
 /// What MLX refuses.
 pub fn host_operations(
     inputs: &[&Array],
-    shapes: &[&[i32]],
+    outs: &[Out],
     dtype: Dtype,
     compute: impl Fn(&[View], &mut [&mut [u8]]) + Send + Sync + 'static,
 ) -> Result<Vec<Array>> {
     let stream = raw::stream();
-    let bytes = |shape: &&[i32]| -> usize {
-        let axes = shape.iter().map(|&axis| usize::try_from(axis).unwrap_or(0));
-        axes.product::<usize>() * dtype_bytes(dtype)
+    let width = dtype_bytes(dtype);
+    let bytes = |out: &Out| -> usize {
+        let axes = out.shape.iter().map(|&axis| usize::try_from(axis).unwrap_or(0));
+        axes.product::<usize>() * width
     };
-    let given = inputs.iter().map(|input| (input.shape().to_vec(), dtype_bytes(input.dtype())));
+    for out in outs {
+        let fits = |input: &&Array| input.shape() == out.shape && input.dtype() == dtype;
+        if out.over.is_some_and(|over| !inputs.get(over).is_some_and(fits)) {
+            return Err(Error::mlx("a result cannot begin as an array of another shape or dtype"));
+        }
+    }
+    let given = inputs.iter().enumerate().map(|(index, input)| Input {
+        shape: input.shape().to_vec(),
+        width: dtype_bytes(input.dtype()),
+        over: outs.iter().any(|out| out.over == Some(index)),
+    });
     let function = Function {
         compute: Box::new(compute),
         inputs: given.collect(),
-        outs: shapes.iter().map(bytes).collect(),
+        outs: outs.iter().map(bytes).collect(),
     };
     let data = Box::into_raw(Box::new(function));
     let inputs: Vec<mlx_sys::mlx_array> = inputs.iter().map(|input| input.as_ptr()).collect();
-    let axes: Vec<usize> = shapes.iter().map(|shape| shape.len()).collect();
-    let numbers = shapes.concat();
-    // SAFETY: all arrays and the stream are alive during the call, `outs` are as many empty arrays
-    // as there are shapes; `data` is what `run` and `drop_function` take it for, and MLX drops it
-    // once.
-    raw::several(shapes.len(), |outs| unsafe {
+    let axes: Vec<usize> = outs.iter().map(|out| out.shape.len()).collect();
+    let numbers: Vec<i32> = outs.iter().flat_map(|out| out.shape).copied().collect();
+    let over: Vec<i32> = outs.iter().map(|out| out.over.map_or(-1, |over| over as i32)).collect();
+    // SAFETY: all arrays and the stream are alive during the call, `results` are as many empty
+    // arrays as there are shapes; `data` is what `run` and `drop_function` take it for, and MLX
+    // drops it once.
+    raw::several(outs.len(), |results| unsafe {
         mlx_sys::lathe_host_operation(
-            outs,
+            results,
             axes.len(),
             numbers.as_ptr(),
             axes.as_ptr(),
+            over.as_ptr(),
             dtype.into(),
             inputs.as_ptr(),
             inputs.len(),
@@ -145,33 +183,28 @@ unsafe extern "C" fn run(
     // Of no inputs they may be null, and are not read.
     let views: Vec<View> = unsafe {
         let each = function.inputs.iter().enumerate();
-        each.map(|(i, (shape, width))| view(*inputs.add(i), *strides.add(i), shape, *width))
-            .collect()
+        each.map(|(i, input)| view(*inputs.add(i), *strides.add(i), input)).collect()
     };
     let outs = function.outs.iter().enumerate().map(|(i, &length)| match length {
         0 => &mut [][..],
         // SAFETY: MLX has made room for as many results, of these lengths, which nothing else sees
-        // before this returns.
+        // before this returns: those that begin as inputs are seen as results only.
         _ => unsafe { slice::from_raw_parts_mut((*outs.add(i)).cast(), length) },
     });
     (function.compute)(&views, &mut outs.collect::<Vec<_>>());
 }
 
 /// # Safety
-/// An array of `shape` begins at `start`, its elements `width` bytes long and `strides` apart, for
-/// as long as the result is used. Strides are not negative: no operation of a model turns an axis.
-unsafe fn view<'a>(
-    start: *const c_void,
-    strides: *const i64,
-    shape: &'a [i32],
-    width: usize,
-) -> View<'a> {
+/// An array as `input` says begins at `start`, its elements `strides` apart, for as long as the
+/// result is used. Strides are not negative: no operation of a model turns an axis.
+unsafe fn view<'a>(start: *const c_void, strides: *const i64, input: &'a Input) -> View<'a> {
+    let Input { ref shape, width, over } = *input;
     let strides = match shape.len() {
         0 => &[][..],
         // SAFETY: a stride for each axis.
         axes => unsafe { slice::from_raw_parts(strides, axes) },
     };
-    if shape.contains(&0) {
+    if over || shape.contains(&0) {
         return View { bytes: &[], strides, shape, width };
     }
     let steps =
@@ -198,8 +231,8 @@ mod tests {
         let bytes: Vec<u8> = (0..6).collect();
         let array = from_bytes(&bytes, dtype::Dtype::U8, &[2, 3]).unwrap();
         let turned = array.transpose().unwrap();
-        let shapes: [&[i32]; 2] = [&[6], &[2, 3]];
-        let made = host_operations(&[&array, &turned], &shapes, Dtype::Uint8, |inputs, outs| {
+        let outs = [Out::new(&[6]), Out::new(&[2, 3])];
+        let made = host_operations(&[&array, &turned], &outs, Dtype::Uint8, |inputs, outs| {
             let (a, b) = (inputs[0].row_major(), inputs[1].row_major());
             for ((out, a), b) in outs[0].iter_mut().zip(&*a).zip(&*b) {
                 *out = a + b;
@@ -225,6 +258,38 @@ mod tests {
             out.copy_from_slice(&[views[0].bytes[7], views[1].bytes.len() as u8]);
         });
         assert_eq!(Host::new(&made.unwrap()).unwrap().bytes(), [7, 8]);
+    }
+
+    /// Where an array's elements are.
+    fn place(array: &Array) -> *const u8 {
+        Host::new(array).unwrap().bytes().as_ptr()
+    }
+
+    #[test]
+    fn a_result_begins_as_an_input_and_takes_its_memory_where_nothing_else_holds_it() {
+        let write = |held: Array, at: usize| {
+            let outs = [Out { shape: &[4], over: Some(1) }, Out::new(&[1])];
+            let one = from_bytes(&[9], dtype::Dtype::U8, &[1]).unwrap();
+            let made = host_operations(&[&one, &held], &outs, Dtype::Uint8, move |views, outs| {
+                assert!(views[1].bytes.is_empty());
+                outs[0][at] = views[0].bytes[0];
+                outs[1][0] = outs[0][3];
+            });
+            drop(held);
+            let [written, last] = <[Array; 2]>::try_from(made.unwrap()).unwrap();
+            assert_eq!(Host::new(&last).unwrap().bytes(), [4]);
+            written
+        };
+        let first = from_bytes(&[1, 2, 3, 4], dtype::Dtype::U8, &[4]).unwrap();
+        let copied = write(first.clone(), 0);
+        assert_eq!(Host::new(&first).unwrap().bytes(), [1, 2, 3, 4]);
+        assert_eq!(Host::new(&copied).unwrap().bytes(), [9, 2, 3, 4]);
+        let before = place(&copied);
+        let taken = write(copied, 1);
+        assert_eq!(Host::new(&taken).unwrap().bytes(), [9, 9, 3, 4]);
+        assert_eq!(place(&taken), before);
+        let other = [Out { shape: &[5], over: Some(0) }];
+        assert!(host_operations(&[&taken], &other, Dtype::Uint8, |_, _| {}).is_err());
     }
 
     #[test]

@@ -132,8 +132,10 @@ impl Quantized {
     pub fn dequantize(&self, to: Dtype) -> Result<Array> {
         let Some(scale) = &self.global_scale else { return self.unpack(to) };
         // In F32, and by a product: MLX's own takes only one scale, not one for each expert.
-        let scale =
-            if scale.ndim() == 0 { scale.clone() } else { scale.expand_dims_axes(&[-2, -1])? };
+        let scale = match scale.size() {
+            1 => scale.reshape(&[])?,
+            _ => scale.expand_dims_axes(&[-2, -1])?,
+        };
         let values = self.unpack(Dtype::F32)?.multiply(&scale)?;
         Ok(values.as_dtype(mlx_dtype(to)?)?)
     }
@@ -159,14 +161,15 @@ impl Quantized {
         })
     }
 
-    /// `x`, `[…, in]`, times the transposed weight: `[…, out]` in the dtype of `x`.
+    /// `x`, `[…, in]`, times the `transposed` weight: `[…, out]` in the dtype of `x`. The weight as
+    /// it is takes `x` `[…, out]` to `[…, in]`.
     ///
     /// On the CPU give it F32: in BF16 MLX accumulates in BF16, which is both slower (9 to 14
     /// times) and wrong by some percent.
     ///
     /// # Errors
     /// What MLX refuses.
-    pub fn matmul(&self, x: &Array) -> Result<Array> {
+    pub fn matmul(&self, x: &Array, transposed: bool) -> Result<Array> {
         let (mode, stream) = (self.packing.mode(), raw::stream());
         // SAFETY: all arrays, the string and the stream are alive during the call.
         let product = raw::array(|out| unsafe {
@@ -176,7 +179,7 @@ impl Quantized {
                 self.weight.as_ptr(),
                 self.scales.as_ptr(),
                 optional(self.biases.as_ref()),
-                true,
+                transposed,
                 int(self.packing.group),
                 int(self.packing.bits),
                 mode.as_ptr(),
@@ -193,7 +196,8 @@ impl Quantized {
     /// Products with chosen matrices of a stack of weights, `[experts, out, in]`: row block
     /// `lhs[i]` of `x` (`[…, rows, in]`, its leading axes flattened; all in order when `None`)
     /// times the transposed matrix `rhs[i]`. The indices are U32 and broadcast against each other;
-    /// the result is `[shape of the indices…, rows, out]`. `sorted` says that `rhs` ascends.
+    /// the result is `[shape of the indices…, rows, out]`. As in [`Quantized::matmul`] the matrices
+    /// may be `transposed` or not; `sorted` says that `rhs` ascends.
     ///
     /// # Errors
     /// What MLX refuses.
@@ -202,6 +206,7 @@ impl Quantized {
         x: &Array,
         lhs: Option<&Array>,
         rhs: Option<&Array>,
+        transposed: bool,
         sorted: bool,
     ) -> Result<Array> {
         let (mode, stream) = (self.packing.mode(), raw::stream());
@@ -215,7 +220,7 @@ impl Quantized {
                 optional(self.biases.as_ref()),
                 optional(lhs),
                 optional(rhs),
-                true,
+                transposed,
                 int(self.packing.group),
                 int(self.packing.bits),
                 mode.as_ptr(),
@@ -227,10 +232,25 @@ impl Quantized {
         let Some(scale) = &self.global_scale else { return Ok(product) };
         let scale = match (scale.ndim(), rhs) {
             (0, _) => scale.clone(),
+            _ if scale.size() == 1 => scale.reshape(&[])?,
             (_, Some(rhs)) => scale.take_axis(rhs, 0)?.expand_dims_axes(&[-2, -1])?,
             (_, None) => scale.expand_dims_axes(&[-2, -1])?,
         };
         Ok(product.multiply(&scale.as_dtype(product.dtype())?)?)
+    }
+
+    /// Chosen rows of a matrix, still packed.
+    ///
+    /// # Errors
+    /// What MLX refuses.
+    pub fn rows(&self, which: &Array) -> Result<Quantized> {
+        let biases = self.biases.as_ref().map(|biases| biases.take_axis(which, 0)).transpose()?;
+        Ok(Quantized {
+            weight: self.weight.take_axis(which, 0)?,
+            scales: self.scales.take_axis(which, 0)?,
+            biases,
+            ..self.clone()
+        })
     }
 
     /// `x`, `[rows, in]`, quantized as the weight is (mxfp8 or nvfp4), times the transposed weight:
@@ -329,7 +349,7 @@ mod tests {
                 Mode::Mxfp4 | Mode::Nvfp4 => 1.0 / 4.0,
             };
             assert_near(&unpacked, &w, error, &format.name);
-            let found = floats(&packed.matmul(&array(&x, &[3, 128])).unwrap());
+            let found = floats(&packed.matmul(&array(&x, &[3, 128]), true).unwrap());
             assert_near(&found, &product(&x, &unpacked, 128), 2e-2, &format.name);
         }
     }
@@ -343,7 +363,7 @@ mod tests {
         let packed = Quantized::quantize(&array(&w, &[16, 64]), nvfp4.into(), Some(&one)).unwrap();
         let unpacked = floats(&packed.dequantize(Dtype::F32).unwrap());
         assert_near(&unpacked, &w, 2e-4, "unpacked");
-        let found = floats(&packed.matmul(&array(&x, &[1, 64])).unwrap());
+        let found = floats(&packed.matmul(&array(&x, &[1, 64]), true).unwrap());
         assert_near(&found, &product(&x, &unpacked, 64), 1e-5, "product");
 
         // Two experts with scales of their own: the second weighs twice.
@@ -360,7 +380,8 @@ mod tests {
             unpacked.iter().enumerate().map(|(i, x)| if i < 512 { *x } else { x * 2.0 }).collect();
         assert_near(&all, &doubled, 1e-9, "experts");
         let chosen = from_bytes(&[1, 0, 0, 0, 0, 0, 0, 0], Dtype::U32, &[2]).unwrap();
-        let found = experts.gather_matmul(&array(&x, &[1, 1, 64]), None, Some(&chosen), false);
+        let x_of_all = array(&x, &[1, 1, 64]);
+        let found = experts.gather_matmul(&x_of_all, None, Some(&chosen), true, false);
         let expected = [&doubled[512..], &doubled[..512]].concat();
         assert_near(&floats(&found.unwrap()), &product(&x, &expected, 64), 1e-5, "gathered");
     }

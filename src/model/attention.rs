@@ -5,18 +5,21 @@
 //! Projections work on the whole batch; scores are per row, since each row has its own cache and
 //! its own length.
 
-use mlx_rs::Array;
+use std::sync::Arc;
+
+use mlx_rs::{Array, Dtype};
 
 use super::batch::Pass;
 use super::build::Builder;
 use super::description;
 use super::linear::Linear;
-use super::native::{self, HeadsOf, Projection, Turn};
+use super::module::Around;
+use super::native::{self, GateOf, Line, Part};
 use super::norm::Norm;
 use super::ops::{Function, Result, heads_first, heads_last, join_rows, last_axis, row};
 use super::rope::Rope;
 use super::scores::Scores;
-use crate::cache::keys::KeyCache;
+use crate::cache::keys::{KeyCache, Seen};
 use crate::cache::{Cache, LayerCache};
 
 /// Attention.
@@ -34,6 +37,8 @@ pub struct Attention {
     heads: i32,
     kv_heads: i32,
     head_dim: i32,
+    /// All of it, where lathe's own kernels have it.
+    native: Option<Arc<native::Attention>>,
 }
 
 /// How queries, keys and values are projected.
@@ -92,15 +97,19 @@ struct LongScale {
 }
 
 impl LongScale {
+    /// The factors of tokens from `position` on; `None` when they are all 1.
+    fn factors(self, position: usize, tokens: usize) -> Option<Vec<f32>> {
+        let factor = |at: usize| 1.0 + self.beta * (1.0 + (at as f32 / self.trained).floor()).ln();
+        let beyond = position + tokens > self.trained as usize;
+        beyond.then(|| (position..position + tokens).map(factor).collect())
+    }
+
     fn apply(self, queries: &Array, position: usize) -> Result<Array> {
-        let tokens = queries.dim(-2) as usize;
-        if position + tokens <= self.trained as usize {
+        let tokens = queries.dim(-2);
+        let Some(factors) = self.factors(position, tokens as usize) else {
             return Ok(queries.clone());
-        }
-        let factors: Vec<f32> = (position..position + tokens)
-            .map(|at| 1.0 + self.beta * (1.0 + (at as f32 / self.trained).floor()).ln())
-            .collect();
-        let factors = Array::from_slice(&factors, &[tokens as i32, 1]);
+        };
+        let factors = Array::from_slice(&factors, &[tokens, 1]);
         queries.multiply(factors.as_dtype(queries.dtype())?)
     }
 }
@@ -190,7 +199,7 @@ impl Attention {
         let cap = cap.map(|cap| cap as f32);
         let on_cpu = to.compute.on_cpu;
         let scores = Scores { scale: scale as f32, window, cap, sinks, on_cpu };
-        Some(Attention {
+        let mut built = Attention {
             q: q?,
             o: o?,
             q_norm,
@@ -203,7 +212,12 @@ impl Attention {
             heads: heads as i32,
             kv_heads: kv_heads as i32,
             head_dim: head_dim as i32,
-        })
+            native: None,
+        };
+        if on_cpu {
+            built.native = to.made(|| built.native())?.map(Arc::new);
+        }
+        Some(built)
     }
 
     /// Notes that later layers read this layer's keys, if it is one of `layers`.
@@ -214,31 +228,74 @@ impl Attention {
     }
 
     /// `[rows, tokens, hidden]` to the same.
-    pub fn forward(&self, x: &Array, pass: &mut Pass) -> Result<Array> {
-        self.o.forward(&self.mixed(x, pass)?)
+    pub fn forward(&self, x: &Array, around: Around, pass: &mut Pass) -> Result<Array> {
+        if let Some(native) = &self.native {
+            let (x, norm) = around.entering(x)?;
+            let lines = self.lines(pass)?;
+            let (out, written) = native.forward(&x, norm, around.onto, lines)?;
+            self.take_back(written, pass)?;
+            return Ok(out);
+        }
+        let mixed = self.mixed(&*around.before(x)?, pass)?;
+        self.o.forward_onto(&mixed, around.onto)
     }
 
-    /// The same, added to `to`.
-    pub fn forward_onto(&self, x: &Array, to: &Array, pass: &mut Pass) -> Result<Array> {
-        self.o.forward_onto(&self.mixed(x, pass)?, to)
+    /// The batch's rows, as lathe's own kernels take them.
+    fn lines(&self, pass: &mut Pass) -> Result<Vec<Line>> {
+        let batch = pass.batch;
+        let size = [self.kv_heads, self.head_dim];
+        let lines = batch.rows.iter().enumerate().map(|(index, row)| {
+            let (tokens, position) = (row.tokens.len(), row.position);
+            let turn = self.rope.as_ref().map(|rope| rope.turn(position, tokens, pass));
+            let long = self.long_scale.and_then(|long| long.factors(position, tokens));
+            let (held, at, seen, start) = match &self.keys {
+                Keys::Own { slot, .. } => {
+                    let keys = keys_in(pass.caches[index], *slot)?;
+                    let place = keys.open(Dtype::Float32, size, Some(size), tokens)?;
+                    let values = place.values.ok_or_else(no_keys)?;
+                    let first = place.at - place.seen.start;
+                    ([place.keys, values], place.at, place.seen, position - first)
+                }
+                Keys::Of(layer) => {
+                    let seen = pass.seen.get(layer).and_then(|rows| rows.get(index));
+                    let Seen { keys, values, start } = seen.cloned().ok_or_else(no_keys)?;
+                    let all = 0..keys.dim(2) as usize;
+                    ([keys, values], 0, all, start)
+                }
+            };
+            let (factors, first) = (long.map(Into::into), position - start);
+            Ok(Line { tokens, turn, factors, held, at, seen, first })
+        });
+        lines.collect()
+    }
+
+    /// Takes this layer's own keys and values, written by an operation, into the caches.
+    fn take_back(&self, written: Vec<[Array; 2]>, pass: &mut Pass) -> Result<()> {
+        let Keys::Own { slot, layer, shared, .. } = &self.keys else { return Ok(()) };
+        let mut seen_rows = Vec::new();
+        for (index, [keys, values]) in written.into_iter().enumerate() {
+            let row = &pass.batch.rows[index];
+            let held = keys_in(pass.caches[index], *slot)?;
+            held.written(keys, Some(values), row.tokens.len());
+            if *shared {
+                seen_rows.push(held.seen_by(row.position)?);
+            }
+        }
+        if *shared {
+            pass.seen.insert(*layer, seen_rows);
+        }
+        Ok(())
     }
 
     /// What is mixed of the values, before the last projection: `[rows, tokens, heads × dim]`.
     fn mixed(&self, x: &Array, pass: &mut Pass) -> Result<Array> {
         let (batch, longest) = (x.dim(0), x.dim(1));
-        let (at_once, split) = match self.heads_at_once(x, pass)? {
-            Some(heads) => (Some(heads), None),
-            None => (None, Some(self.split(x)?)),
-        };
+        let split = self.split(x)?;
         let mut rows = Vec::with_capacity(batch as usize);
         let mut seen_rows = Vec::new();
         for index in 0..batch as usize {
             let position = pass.batch.rows[index].position;
-            let heads = match (&at_once, &split) {
-                (Some(heads), _) => heads.clone(),
-                (None, Some(split)) => self.heads_of_row(split, index, pass)?,
-                (None, None) => return Err(no_keys()),
-            };
+            let heads = self.heads_of_row(&split, index, pass)?;
             let mut queries = heads.queries;
             if let Some(long) = self.long_scale {
                 queries = long.apply(&queries, position)?;
@@ -269,63 +326,84 @@ impl Attention {
                 _ => heads_last(&out)?.reshape(&width),
             };
         };
-        let from_q = split.and_then(|split| split.gate);
-        gate.apply(x, from_q, &heads_last(&out)?)?.reshape(&width)
+        gate.apply(x, split.gate, &heads_last(&out)?)?.reshape(&width)
     }
 
-    /// Queries, keys and values of the only row in one operation, where lathe's own kernels have
-    /// all of it.
-    fn heads_at_once(&self, x: &Array, pass: &mut Pass) -> Result<Option<Heads>> {
-        let gate_in_q = self.gate.as_ref().is_some_and(|gate| gate.projection.is_none());
-        if !self.scores.on_cpu || x.dim(0) != 1 || gate_in_q || self.norm_all_heads {
+    /// All of it, where lathe's own kernels have it.
+    fn native(&self) -> Result<Option<native::Attention>> {
+        let (heads, kv_heads) = (self.heads as usize, self.kv_heads as usize);
+        let dim = self.head_dim as usize;
+        // What lathe's own kernels lack: soft caps, norms that are not theirs.
+        let norms = |norm: &Option<Norm>| match norm {
+            Some(norm) => norm.native().cloned().map(Some),
+            None => Some(None),
+        };
+        let own_norms = match &self.keys {
+            Keys::Own { k_norm, v_norm, .. } => norms(k_norm).zip(norms(v_norm)),
+            Keys::Of(_) => Some((None, None)),
+        };
+        let gate = match &self.gate {
+            None => Some(None),
+            Some(Gate { projection, function, .. }) => {
+                let of = projection.as_ref().map(|projection| projection.native().cloned());
+                let function = function.of_gate();
+                let missing = matches!(of, Some(None));
+                let of = |function| GateOf { function, projection: of.flatten() };
+                function.filter(|_| !missing).map(of).map(Some)
+            }
+        };
+        let (Some(q_norm), Some((k_norm, value_norm)), Some(gate), None) =
+            (norms(&self.q_norm), own_norms, gate, self.scores.cap)
+        else {
             return Ok(None);
-        }
-        let Some((projections, all)) = self.native_heads() else { return Ok(None) };
-        let row = &pass.batch.rows[0];
-        let (tokens, position) = (row.tokens.len(), row.position);
-        let rope = self.rope.as_ref();
-        let angles = rope.map(|rope| rope.rotations(position, tokens, pass)).transpose()?;
-        let turn = rope.zip(angles.as_ref()).map(|(rope, (cos, sin))| Turn {
-            cos,
-            sin,
-            interleaved: rope.interleaved(),
-        });
-        let mut made = native::heads(&projections, &all, self.head_dim, turn, x)?.into_iter();
-        let (Some(queries), keys) = (made.next(), made.next()) else { return Err(no_keys()) };
-        Ok(Some(Heads { queries, own: keys.zip(made.next()) }))
+        };
+        let projections = match (&self.q, &self.keys) {
+            (Projections::Fused(qkv), Keys::Own { .. }) => {
+                let Some(qkv) = qkv.native() else { return Ok(None) };
+                let rows = self.q_rows();
+                let part = |from, count| qkv.part(from, count).map(Arc::new);
+                let kv = kv_heads * dim;
+                let (k, v) = (part(rows, kv)?, part(rows + kv, kv)?);
+                Some((part(0, rows)?, Some(k), Some(v)))
+            }
+            (Projections::Split(q), Keys::Own { k, v, .. }) => {
+                let native = |linear: &Option<Linear>| match linear {
+                    Some(linear) => linear.native().cloned().map(Some),
+                    None => Some(None),
+                };
+                let all = q.native().cloned().zip(native(k)).zip(native(v));
+                all.map(|((q, k), v)| (q, k, v))
+            }
+            (Projections::Split(q), Keys::Of(_)) => q.native().map(|q| (q.clone(), None, None)),
+            (Projections::Fused(_), Keys::Of(_)) => None,
+        };
+        let (Some((q, k, values)), Some(o)) = (projections, self.o.native()) else {
+            return Ok(None);
+        };
+        let sinks = self.scores.sinks.as_ref().map(native::floats).transpose()?;
+        let native = native::Attention {
+            queries: Part { projection: q, norm: q_norm },
+            keys: k.map(|projection| Part { projection, norm: k_norm }),
+            values,
+            value_norm,
+            o: o.clone(),
+            gate,
+            norm_all_heads: self.norm_all_heads,
+            heads,
+            kv_heads,
+            dim,
+            scale: self.scores.scale,
+            window: self.scores.window,
+            sinks,
+        };
+        native.check()?;
+        Ok(Some(native))
     }
 
-    /// Projections and what is made of them: queries, and this layer's own keys and values.
-    fn native_heads(&self) -> Option<(Vec<Projection<'_>>, Vec<HeadsOf<'_>>)> {
-        fn norm(norm: &Option<Norm>) -> Option<Option<(Option<&Array>, f32)>> {
-            norm.as_ref().map(Norm::native).map_or(Some(None), |native| native.map(Some))
-        }
-        let (heads, kv) = (self.heads, self.kv_heads * self.head_dim);
-        let queries = |of: usize| {
-            Some(HeadsOf { of, first: 0, heads, norm: norm(&self.q_norm)?, turned: true })
-        };
-        let (projections, keys, values) = match (&self.q, &self.keys) {
-            (Projections::Fused(qkv), Keys::Own { .. }) => {
-                let first = heads * self.head_dim;
-                (vec![qkv.native()?], (0, first), (0, first + kv))
-            }
-            (Projections::Split(q), Keys::Own { k: Some(k), v: None, .. }) => {
-                (vec![q.native()?, k.native()?], (1, 0), (1, 0))
-            }
-            (Projections::Split(q), Keys::Own { k: Some(k), v: Some(v), .. }) => {
-                (vec![q.native()?, k.native()?, v.native()?], (1, 0), (2, 0))
-            }
-            (Projections::Split(q), Keys::Of(_)) => {
-                return Some((vec![q.native()?], vec![queries(0)?]));
-            }
-            _ => return None,
-        };
-        let Keys::Own { k_norm, v_norm, .. } = &self.keys else { return None };
-        let of = |(of, first), given, turned| {
-            Some(HeadsOf { of, first, heads: self.kv_heads, norm: norm(given)?, turned })
-        };
-        let all = vec![queries(0)?, of(keys, k_norm, true)?, of(values, v_norm, false)?];
-        Some((projections, all))
+    /// Elements of what is projected to queries, and their gate where it comes with them.
+    fn q_rows(&self) -> usize {
+        let in_q = self.gate.as_ref().is_some_and(|gate| gate.projection.is_none());
+        (self.heads * self.head_dim) as usize * if in_q { 2 } else { 1 }
     }
 
     /// All rows' queries, keys and values, and the gate that comes with queries.

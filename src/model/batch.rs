@@ -1,10 +1,12 @@
 //! The one value that a forward pass takes, and what it gives.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use mlx_rs::Array;
 use mlx_rs::error::Exception;
 
+use super::rope::Angles;
 use crate::cache::Cache;
 use crate::cache::keys::Seen;
 
@@ -90,8 +92,8 @@ pub struct Pass<'a, 'c> {
     pub per_layer: Option<Array>,
     /// Keys and values that later layers read too, by layer, one for each row.
     pub seen: HashMap<usize, Vec<Seen>>,
-    /// Rotations by (rope, position, length): cosines and sines, `[1, length, pairs]`.
-    pub rotations: HashMap<(usize, usize, usize), (Array, Array)>,
+    /// Rotations by (rope, position, length).
+    pub rotations: HashMap<(usize, usize, usize), Rc<Angles>>,
     masks: HashMap<(usize, usize, usize, usize), Array>,
 }
 

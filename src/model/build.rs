@@ -222,8 +222,8 @@ impl<'a> Builder<'a> {
     /// A tensor that is not a matrix, in a dtype of its own.
     pub fn vector_as(&mut self, name: &str, dtype: Dtype) -> Option<Array> {
         match self.read(name)? {
-            Weight::Float(array) => self.made(|| {
-                let array = array.as_dtype(dtype)?;
+            Weight::Float(tensor) => self.made(|| {
+                let array = tensor.array()?.as_dtype(dtype)?;
                 array.eval()?;
                 Ok(array)
             }),
@@ -239,11 +239,7 @@ impl<'a> Builder<'a> {
     pub fn matrix(&mut self, name: &str, transposed: bool) -> Option<Matrix> {
         let weight = self.read(name)?;
         let compute = self.compute;
-        self.made(|| {
-            let matrix = Matrix::new(weight, transposed, compute.dtype, compute.on_cpu)?;
-            mlx_rs::transforms::eval(matrix.arrays())?;
-            Ok(matrix)
-        })
+        self.made(|| Matrix::new(&weight, transposed, compute.dtype, compute.on_cpu))
     }
 
     /// Notes a fault unless a tensor has the size that the description works out.

@@ -110,7 +110,7 @@ impl Head {
                 if let Some(copy) = copy {
                     to.passed_over(&copy);
                 }
-                Some(Linear::of(embed.table().clone(), None))
+                to.made(|| Linear::of(embed.table().clone(), None))
             }
             (false, _) => {
                 let names = head.tensor.list();

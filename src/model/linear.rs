@@ -1,73 +1,84 @@
 //! Matrices: linear projections, embeddings, heads, stacked experts; quantized or not.
 
+use std::sync::Arc;
+
 use mlx_rs::error::Exception;
 use mlx_rs::ops::gather_mm;
 use mlx_rs::{Array, Dtype};
 
 use super::build::Builder;
 use super::description::LinearOrName;
-use super::native::{Native, Projection};
+use super::native::Native;
 use super::ops::Result;
-use super::source::{Quantized, Weight};
+use super::source::Weight;
+use crate::dtype::Dtype as Stored;
+use crate::mlx::Quantized;
 
 /// A matrix `[out, in]`, or stacked ones `[experts, out, in]`.
 #[derive(Clone, Debug)]
 pub struct Matrix {
-    stored: Stored,
-    /// Whether it is stored as `[…, in, out]`.
-    transposed: bool,
+    held: Held,
     dtype: Dtype,
-    /// On the CPU, where lathe's own kernels can multiply with it.
-    native: Option<Box<Native>>,
 }
 
 #[derive(Clone, Debug)]
-enum Stored {
-    Plain(Array),
-    Quantized(Quantized),
+enum Held {
+    /// On the CPU, where lathe's own kernels can multiply with it: as it is stored.
+    Native(Arc<Native>),
+    /// In the compute dtype; transposed ones are `[…, in, out]`.
+    Plain { array: Array, transposed: bool },
+    /// Quantized along the last axis.
+    Quantized { packed: Box<Quantized>, transposed: bool },
 }
 
 impl Matrix {
     /// Takes a weight in: floats in the compute dtype, and scales too. What the kernels of the CPU
-    /// multiply with stays as it is stored.
-    pub fn new(weight: Weight, transposed: bool, dtype: Dtype, on_cpu: bool) -> Result<Matrix> {
-        let native = on_cpu && !transposed;
-        let (stored, native) = match weight {
-            Weight::Float(array) => {
-                let native = native.then(|| Native::of_floats(&array)).flatten().map(Box::new);
-                let dtype = if native.is_some() { array.dtype() } else { dtype };
-                (Stored::Plain(array.as_dtype(dtype)?), native)
+    /// multiply with stays as it is stored. `transposed` says that it is `[…, in, out]`.
+    pub fn new(weight: &Weight, transposed: bool, dtype: Dtype, on_cpu: bool) -> Result<Matrix> {
+        let native = match weight {
+            _ if transposed || !on_cpu => None,
+            Weight::Float(tensor) => Native::of_floats(tensor),
+            Weight::Quantized(quantized) => Native::of_quantized(quantized),
+        };
+        let held = match (native, weight) {
+            (Some(native), _) => Held::Native(Arc::new(native)),
+            (None, Weight::Float(tensor)) => {
+                let array = tensor.array()?.as_dtype(dtype)?;
+                array.eval()?;
+                Held::Plain { array, transposed }
             }
-            Weight::Quantized(mut quantized) => {
+            (None, Weight::Quantized(quantized)) => {
+                let mut packed = quantized.arrays()?;
                 // Affine scales and biases are floats; those of the other modes are bytes.
-                if let Some(biases) = &quantized.biases {
-                    quantized.biases = Some(biases.as_dtype(dtype)?);
-                    quantized.scales = quantized.scales.as_dtype(dtype)?;
+                if let Some(biases) = &packed.biases {
+                    packed.biases = Some(biases.as_dtype(dtype)?);
+                    packed.scales = packed.scales.as_dtype(dtype)?;
                 }
-                if let Some(global) = &quantized.global_scale {
-                    quantized.global_scale = Some(global.as_dtype(Dtype::Float32)?);
+                if let Some(global) = &packed.global_scale {
+                    packed.global_scale = Some(global.as_dtype(Dtype::Float32)?);
                 }
-                let native =
-                    native.then(|| Native::of_quantized(&quantized)).flatten().map(Box::new);
-                (Stored::Quantized(quantized), native)
+                let parts = [&packed.biases, &packed.global_scale].into_iter().flatten();
+                mlx_rs::transforms::eval(parts.chain([&packed.weight, &packed.scales]))?;
+                Held::Quantized { packed: Box::new(packed), transposed }
             }
         };
-        Ok(Matrix { stored, transposed, dtype, native })
+        Ok(Matrix { held, dtype })
     }
 
     /// The logical shape, `[…, out, in]`.
     pub fn shape(&self) -> Vec<i32> {
-        let mut shape = match &self.stored {
-            Stored::Plain(array) => array.shape().to_vec(),
-            Stored::Quantized(quantized) => {
-                let mut shape = quantized.weight.shape().to_vec();
+        let (mut shape, transposed) = match &self.held {
+            Held::Native(native) => return native.shape(),
+            Held::Plain { array, transposed } => (array.shape().to_vec(), *transposed),
+            Held::Quantized { packed, transposed } => {
+                let mut shape = packed.weight.shape().to_vec();
                 if let Some(last) = shape.last_mut() {
-                    *last = quantized.columns();
+                    *last = packed.scales.dim(-1) * packed.packing.group;
                 }
-                shape
+                (shape, *transposed)
             }
         };
-        if self.transposed && shape.len() >= 2 {
+        if transposed && shape.len() >= 2 {
             let last = shape.len() - 1;
             shape.swap(last - 1, last);
         }
@@ -76,88 +87,56 @@ impl Matrix {
 
     /// `x · Wᵀ`: `[…, in]` to `[…, out]`.
     pub fn apply(&self, x: &Array) -> Result<Array> {
-        if let Some(native) = &self.native {
-            return native.apply(x);
-        }
-        match &self.stored {
-            Stored::Plain(array) if self.transposed => x.matmul(array),
-            Stored::Plain(array) => x.matmul(array.t()),
-            Stored::Quantized(quantized) => {
-                let product = quantized.matmul(x, !self.transposed)?;
-                match &quantized.global_scale {
-                    Some(global) => product.multiply(global.as_dtype(product.dtype())?),
-                    None => Ok(product),
-                }
-            }
+        match &self.held {
+            Held::Native(native) => native.apply(x, None),
+            Held::Plain { array, transposed: true } => x.matmul(array),
+            Held::Plain { array, transposed: false } => x.matmul(array.t()),
+            Held::Quantized { packed, transposed } => Ok(packed.matmul(x, !transposed)?),
         }
     }
 
     /// Stacked matrices: `x` `[tokens, 1 or k, 1, in]` and experts `[tokens, k]` give
     /// `[tokens, k, 1, out]`.
     pub fn apply_experts(&self, x: &Array, experts: &Array) -> Result<Array> {
-        if let Some(native) = &self.native {
-            return native.apply_experts(x, experts);
-        }
-        match &self.stored {
-            Stored::Plain(array) if self.transposed => gather_mm(x, array, None, experts, None),
-            Stored::Plain(array) => gather_mm(x, array.swap_axes(-1, -2)?, None, experts, None),
-            Stored::Quantized(quantized) => {
-                let product = quantized.gather(x, experts, !self.transposed)?;
-                let Some(global) = &quantized.global_scale else { return Ok(product) };
-                let global = global.as_dtype(product.dtype())?;
-                if global.size() == 1 {
-                    return product.multiply(global.reshape(&[1])?);
-                }
-                let global = global.flatten(None, None)?.take(experts)?;
-                product.multiply(global.expand_dims_axes(&[-1, -2])?)
+        match &self.held {
+            Held::Native(native) => native.apply_experts(x, experts),
+            Held::Plain { array, transposed: true } => gather_mm(x, array, None, experts, None),
+            Held::Plain { array, transposed: false } => {
+                gather_mm(x, array.swap_axes(-1, -2)?, None, experts, None)
+            }
+            Held::Quantized { packed, transposed } => {
+                Ok(packed.gather_matmul(x, None, Some(experts), !transposed, false)?)
             }
         }
     }
 
     /// The rows of the given indices, expanded.
     pub fn rows(&self, which: &Array) -> Result<Array> {
-        match &self.stored {
-            Stored::Plain(array) => array.take_axis(which, 0)?.as_dtype(self.dtype),
-            Stored::Quantized(quantized) => {
-                let rows = quantized.rows(which)?.dequantize(self.dtype)?;
-                match &quantized.global_scale {
-                    Some(global) => rows.multiply(global.as_dtype(self.dtype)?),
-                    None => Ok(rows),
-                }
+        match &self.held {
+            Held::Native(native) => native.rows(which),
+            Held::Plain { array, .. } => array.take_axis(which, 0),
+            Held::Quantized { packed, .. } => {
+                Ok(packed.rows(which)?.dequantize(stored(self.dtype))?)
             }
         }
     }
 
     /// The plain matrix in the layout that it is stored in.
     pub fn plain(&self) -> Result<Array> {
-        match &self.stored {
-            Stored::Plain(array) => array.as_dtype(self.dtype),
-            Stored::Quantized(quantized) => {
-                let plain = quantized.dequantize(self.dtype)?;
-                match &quantized.global_scale {
-                    None => Ok(plain),
-                    Some(global) if global.size() == 1 => {
-                        plain.multiply(global.reshape(&[1])?.as_dtype(self.dtype)?)
-                    }
-                    Some(global) => {
-                        plain.multiply(global.reshape(&[-1, 1, 1])?.as_dtype(self.dtype)?)
-                    }
-                }
-            }
+        match &self.held {
+            Held::Native(native) => Ok(native.expand()),
+            Held::Plain { array, .. } => Ok(array.clone()),
+            Held::Quantized { packed, .. } => Ok(packed.dequantize(stored(self.dtype))?),
         }
     }
+}
 
-    /// Its arrays, to be evaluated.
-    pub fn arrays(&self) -> Vec<&Array> {
-        match &self.stored {
-            Stored::Plain(array) => vec![array],
-            Stored::Quantized(q) => {
-                [Some(&q.weight), Some(&q.scales), q.biases.as_ref(), q.global_scale.as_ref()]
-                    .into_iter()
-                    .flatten()
-                    .collect()
-            }
-        }
+/// A compute dtype among those that tensors are stored in.
+fn stored(dtype: Dtype) -> Stored {
+    match dtype {
+        Dtype::Bfloat16 => Stored::BF16,
+        Dtype::Float16 => Stored::F16,
+        _ => Stored::F32,
     }
 }
 
@@ -167,6 +146,8 @@ pub struct Linear {
     /// Boxed, so that the structures that hold many stay small.
     matrix: Box<Matrix>,
     bias: Option<Array>,
+    /// On the CPU, where lathe's own kernels have it: the matrix and the bias.
+    native: Option<Arc<Native>>,
 }
 
 impl Linear {
@@ -179,7 +160,8 @@ impl Linear {
         } else {
             None
         };
-        Some(Linear { matrix: Box::new(weight?), bias })
+        let weight = weight?;
+        to.made(|| Linear::of(weight, bias))
     }
 
     /// The same, and a fault unless it gives `outputs` elements.
@@ -200,13 +182,23 @@ impl Linear {
         }
     }
 
-    /// From a matrix that is held elsewhere too.
-    pub fn of(matrix: Matrix, bias: Option<Array>) -> Linear {
-        Linear { matrix: Box::new(matrix), bias }
+    /// From a matrix that may be held elsewhere too.
+    pub fn of(matrix: Matrix, bias: Option<Array>) -> Result<Linear> {
+        let native = match (&matrix.held, &bias) {
+            (Held::Native(native), None) => Some(native.clone()),
+            (Held::Native(native), Some(bias)) => {
+                Some(Arc::new(Native::clone(native).with_bias(bias)?))
+            }
+            _ => None,
+        };
+        Ok(Linear { matrix: Box::new(matrix), bias, native })
     }
 
     /// `x · Wᵀ + b`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
+        if let Some(native) = &self.native {
+            return native.apply(x, None);
+        }
         let product = self.matrix.apply(x)?;
         match &self.bias {
             Some(bias) => product.add(bias),
@@ -214,33 +206,28 @@ impl Linear {
         }
     }
 
-    /// What several projections give of the same `x`.
-    pub fn forward_all<const N: usize>(all: [&Linear; N], x: &Array) -> Result<[Array; N]> {
-        let natives: Option<Vec<&Native>> =
-            all.iter().map(|linear| linear.matrix.native.as_deref()).collect();
-        let products = match natives {
-            Some(natives) => Native::apply_all(&natives, x)?,
-            None => all.iter().map(|linear| linear.matrix.apply(x)).collect::<Result<_>>()?,
-        };
-        let given = all.iter().zip(products).map(|(linear, product)| match &linear.bias {
-            Some(bias) => product.add(bias),
-            None => Ok(product),
-        });
-        let given: Vec<Array> = given.collect::<Result<_>>()?;
-        given.try_into().map_err(|_| Exception::custom("a product is missing"))
-    }
-
-    /// `to + x · Wᵀ + b`.
-    pub fn forward_onto(&self, x: &Array, to: &Array) -> Result<Array> {
-        match (&self.matrix.native, &self.bias) {
-            (Some(native), None) => native.apply_onto(x, to),
-            _ => to.add(self.forward(x)?),
+    /// The same, added to `onto` if that is given.
+    pub fn forward_onto(&self, x: &Array, onto: Option<&Array>) -> Result<Array> {
+        match (&self.native, onto) {
+            (Some(native), _) => native.apply(x, onto),
+            (None, Some(onto)) => onto.add(self.forward(x)?),
+            (None, None) => self.forward(x),
         }
     }
 
-    /// The matrix and the bias, where lathe's own kernels multiply with it.
-    pub fn native(&self) -> Option<Projection<'_>> {
-        Some((self.matrix.native.as_deref()?, self.bias.as_ref()))
+    /// What several projections give of the same `x`.
+    pub fn forward_all<const N: usize>(all: [&Linear; N], x: &Array) -> Result<[Array; N]> {
+        let natives: Option<Vec<&Arc<Native>>> = all.iter().map(|linear| linear.native()).collect();
+        let given = match natives {
+            Some(natives) => Native::apply_all(&natives, x)?,
+            None => all.iter().map(|linear| linear.forward(x)).collect::<Result<_>>()?,
+        };
+        given.try_into().map_err(|_| Exception::custom("a product is missing"))
+    }
+
+    /// The matrix and the bias, where lathe's own kernels have them.
+    pub fn native(&self) -> Option<&Arc<Native>> {
+        self.native.as_ref()
     }
 
     /// The matrix.

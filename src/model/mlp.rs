@@ -1,11 +1,14 @@
 //! Feed-forward networks: gated (Shazeer 2020) and plain (Vaswani et al. 2017).
 
+use std::sync::Arc;
+
 use mlx_rs::Array;
 
 use super::build::Builder;
 use super::description;
 use super::linear::Linear;
-use super::native::{GatedOf, Native};
+use super::module::Around;
+use super::native::{Gated, Native};
 use super::ops::{Function, Result, last_axis};
 
 /// down(function(gate(x)) × up(x)).
@@ -14,6 +17,8 @@ pub struct GatedMlp {
     entry: Entry,
     down: Linear,
     function: Function,
+    /// All of it, where lathe's own kernels have it.
+    native: Option<Arc<Gated>>,
 }
 
 #[derive(Clone, Debug)]
@@ -43,23 +48,20 @@ impl GatedMlp {
                 }
             };
             let down = Linear::build(to, &mlp.down, bias);
-            Some(GatedMlp { entry: entry?, down: down?, function })
+            let mut mlp = GatedMlp { entry: entry?, down: down?, function, native: None };
+            mlp.native = to.made(|| mlp.native())?;
+            Some(mlp)
         })
     }
 
     /// `[…, hidden]` to the same.
-    pub fn forward(&self, x: &Array) -> Result<Array> {
-        match self.native() {
-            Some(native) => Native::gated(native, x, None),
-            None => self.down.forward(&self.inner(x)?),
-        }
-    }
-
-    /// The same, added to `to`.
-    pub fn forward_onto(&self, x: &Array, to: &Array) -> Result<Array> {
-        match self.native() {
-            Some(native) => Native::gated(native, x, Some(to)),
-            None => self.down.forward_onto(&self.inner(x)?, to),
+    pub fn forward(&self, x: &Array, around: Around) -> Result<Array> {
+        match &self.native {
+            Some(native) => {
+                let (x, norm) = around.entering(x)?;
+                native.forward(&x, norm, around.onto)
+            }
+            None => self.down.forward_onto(&self.inner(around.before(x)?.as_ref())?, around.onto),
         }
     }
 
@@ -75,14 +77,19 @@ impl GatedMlp {
         self.function.of(&gate)?.multiply(up)
     }
 
-    /// Its parts, where lathe's own kernels have all of it.
-    fn native(&self) -> Option<GatedOf<'_>> {
-        let Entry::Split(gate, up) = &self.entry else { return None };
-        let function = self.function.of_gate()?;
-        match (gate.native()?, up.native()?, self.down.native()?) {
-            ((gate, None), (up, None), (down, None)) => Some(GatedOf { function, gate, up, down }),
-            _ => None,
-        }
+    fn native(&self) -> Result<Option<Arc<Gated>>> {
+        let (Some(function), Some(down)) = (self.function.of_gate(), self.down.native()) else {
+            return Ok(None);
+        };
+        let [gate, up] = match &self.entry {
+            Entry::Split(gate, up) => [gate.native().cloned(), up.native().cloned()],
+            Entry::Fused(both) => match both.native() {
+                Some(both) => Native::halves(both)?.map(|half| Some(Arc::new(half))),
+                None => return Ok(None),
+            },
+        };
+        let (Some(gate), Some(up)) = (gate, up) else { return Ok(None) };
+        Gated::new(function, [gate, up, down.clone()]).map(|gated| Some(Arc::new(gated)))
     }
 }
 

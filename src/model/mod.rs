@@ -42,8 +42,6 @@ mod norm;
 #[cfg(feature = "mlx")]
 mod ops;
 #[cfg(feature = "mlx")]
-mod quantized;
-#[cfg(feature = "mlx")]
 mod rope;
 #[cfg(feature = "mlx")]
 mod scores;
@@ -57,6 +55,6 @@ mod tree;
 #[cfg(feature = "mlx")]
 pub use batch::{Batch, Logits, Output, Row};
 #[cfg(feature = "mlx")]
-pub use source::{Blobs, Folder, Quantized, TensorSource, Weight};
+pub use source::{Blobs, Folder, QuantizedTensor, Tensor, TensorSource, Weight};
 #[cfg(feature = "mlx")]
 pub use tree::{Compute, Model, load};

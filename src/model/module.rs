@@ -1,5 +1,6 @@
 //! The tree of modules, and walking it.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use mlx_rs::Array;
@@ -16,6 +17,7 @@ use super::linear::Linear;
 use super::mamba::Mamba2;
 use super::mlp::{GatedMlp, Mlp};
 use super::moe::Moe;
+use super::native::RmsNorm;
 use super::norm::Norm;
 use super::ops::{Function, Result, times};
 use super::short_conv::ShortConv;
@@ -57,13 +59,66 @@ pub enum Module {
     PerLayerInput(usize),
 }
 
+/// What is done around a module's own work: modules that can, do it in one operation with that.
+#[derive(Clone, Copy, Default)]
+pub struct Around<'a> {
+    /// Normalizes what enters.
+    pub norm: Option<&'a Norm>,
+    /// Is added to what leaves.
+    pub onto: Option<&'a Array>,
+}
+
+impl Around<'_> {
+    /// What enters a module that does not normalize it itself.
+    pub fn before<'x>(&self, x: &'x Array) -> Result<Cow<'x, Array>> {
+        match self.norm {
+            Some(norm) => norm.forward(x).map(Cow::Owned),
+            None => Ok(Cow::Borrowed(x)),
+        }
+    }
+
+    /// What enters an operation of lathe's own kernels, and the norm that it is to do.
+    pub fn entering<'x>(&self, x: &'x Array) -> Result<(Cow<'x, Array>, Option<RmsNorm>)> {
+        match self.norm.map(Norm::native) {
+            Some(Some(norm)) => Ok((Cow::Borrowed(x), Some(norm.clone()))),
+            _ => Ok((self.before(x)?, None)),
+        }
+    }
+
+    /// What leaves, of what a module that does not add to it gives.
+    pub fn after(&self, out: Array) -> Result<Array> {
+        match self.onto {
+            Some(onto) => onto.add(out),
+            None => Ok(out),
+        }
+    }
+}
+
 /// Runs modules one after the other.
 pub fn run(modules: &[Module], x: &Array, pass: &mut Pass) -> Result<Array> {
-    let mut x = x.clone();
-    for module in modules {
-        x = module.forward(&x, pass)?;
+    run_onto(modules, x, None, pass)
+}
+
+/// The same, added to `onto` if that is given.
+fn run_onto(modules: &[Module], x: &Array, onto: Option<&Array>, pass: &mut Pass) -> Result<Array> {
+    let mut modules = modules.iter().peekable();
+    let (mut made, mut norm): (Option<Array>, Option<&Norm>) = (None, None);
+    while let Some(module) = modules.next() {
+        if let (Module::Norm(before), Some(next)) = (module, modules.peek())
+            && next.normalizes()
+        {
+            norm = Some(before);
+            continue;
+        }
+        let onto = onto.filter(|_| modules.peek().is_none());
+        let around = Around { norm: norm.take(), onto };
+        made = Some(module.forward(made.as_ref().unwrap_or(x), around, pass)?);
     }
-    Ok(x)
+    match (made, onto) {
+        (Some(made), _) => Ok(made),
+        (None, Some(onto)) => onto.add(x),
+        (None, None) => Ok(x.clone()),
+    }
 }
 
 impl Module {
@@ -177,50 +232,46 @@ impl Module {
         }
     }
 
-    /// `to` plus what [`Module::forward`] gives.
-    fn forward_onto(&self, x: &Array, to: &Array, pass: &mut Pass) -> Result<Array> {
-        match self {
-            Module::Attention(attention) => attention.forward_onto(x, to, pass),
-            Module::GatedMlp(mlp) => mlp.forward_onto(x, to),
-            _ => to.add(self.forward(x, pass)?),
-        }
+    /// Whether it may be given a norm to do first.
+    fn normalizes(&self) -> bool {
+        matches!(self, Module::Attention(_) | Module::GatedMlp(_))
     }
 
     /// `[rows, tokens, hidden]` to the same.
-    pub fn forward(&self, x: &Array, pass: &mut Pass) -> Result<Array> {
-        match self {
-            Module::Residual(steps) => match steps.split_last() {
-                Some((last, steps)) => last.forward_onto(&run(steps, x, pass)?, x, pass),
-                None => x.add(x),
-            },
+    fn forward(&self, x: &Array, around: Around, pass: &mut Pass) -> Result<Array> {
+        if around.norm.is_some() && !self.normalizes() {
+            return self.forward(&*around.before(x)?, Around { norm: None, ..around }, pass);
+        }
+        let out = match self {
+            Module::Attention(attention) => return attention.forward(x, around, pass),
+            Module::GatedMlp(mlp) => return mlp.forward(x, around),
+            Module::Residual(steps) => run_onto(steps, x, Some(x), pass)?,
             Module::Parallel(branches) => {
                 let mut sum: Option<Array> = None;
                 for branch in branches {
-                    let out = run(branch, x, pass)?;
-                    sum = Some(match sum {
-                        Some(sum) => sum.add(out)?,
-                        None => out,
-                    });
+                    sum = Some(run_onto(branch, x, sum.as_ref(), pass)?);
                 }
-                Ok(sum.unwrap_or_else(|| x.clone()))
+                sum.unwrap_or_else(|| x.clone())
             }
-            Module::Norm(norm) => norm.forward(x),
-            Module::Attention(attention) => attention.forward(x, pass),
-            Module::LatentAttention(attention) => attention.forward(x, pass),
-            Module::GatedDelta(delta) => delta.forward(x, pass),
-            Module::Mamba2(mamba) => mamba.forward(x, pass),
-            Module::ShortConv(conv) => conv.forward(x, pass),
-            Module::GatedMlp(mlp) => mlp.forward(x),
-            Module::Mlp(mlp) => mlp.forward(x),
-            Module::Moe(moe) => moe.forward(x, pass),
-            Module::Linear(linear) => linear.forward(x),
-            Module::Activation(function) => function.of(x),
-            Module::ScaleBy(by) => times(x, *by),
-            Module::ScaleByTensor(tensor) => x.multiply(tensor),
-            Module::PerLayerInput(layer) => match &pass.per_layer {
-                Some(inputs) => x.multiply(inputs.try_index((.., .., *layer as i32))?),
-                None => Err(Exception::custom("this model has no per-layer embedding")),
+            Module::Norm(norm) => match around.onto {
+                Some(onto) => return norm.forward_onto(x, onto),
+                None => norm.forward(x)?,
             },
-        }
+            Module::LatentAttention(attention) => attention.forward(x, pass)?,
+            Module::GatedDelta(delta) => delta.forward(x, pass)?,
+            Module::Mamba2(mamba) => mamba.forward(x, pass)?,
+            Module::ShortConv(conv) => conv.forward(x, pass)?,
+            Module::Mlp(mlp) => mlp.forward(x)?,
+            Module::Moe(moe) => moe.forward(x, pass)?,
+            Module::Linear(linear) => return linear.forward_onto(x, around.onto),
+            Module::Activation(function) => function.of(x)?,
+            Module::ScaleBy(by) => times(x, *by)?,
+            Module::ScaleByTensor(tensor) => x.multiply(tensor)?,
+            Module::PerLayerInput(layer) => match &pass.per_layer {
+                Some(inputs) => x.multiply(inputs.try_index((.., .., *layer as i32))?)?,
+                None => return Err(Exception::custom("this model has no per-layer embedding")),
+            },
+        };
+        around.after(out)
     }
 }

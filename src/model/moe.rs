@@ -69,7 +69,12 @@ impl Moe {
                 }
                 _ => None,
             };
-            Some(Moe { router: router?, experts: experts?, input_norm, latent, shared })
+            let (router, experts) = (router?, experts?);
+            let routed = i64::from(router.projection.outputs());
+            for stacked in experts.counts() {
+                to.expect(&moe.router.tensor, "rows", routed, i64::from(stacked))?;
+            }
+            Some(Moe { router, experts, input_norm, latent, shared })
         })
     }
 
@@ -332,6 +337,17 @@ impl Experts {
             function,
             clamp,
         })
+    }
+
+    /// How many experts each of the stacks has.
+    fn counts(&self) -> impl Iterator<Item = i32> {
+        let entry = match &self.entry {
+            Entry::Plain(up) => [Some(up), None],
+            Entry::Split(gate, up) => [Some(gate), Some(up)],
+            Entry::Fused { both, .. } => [Some(both), None],
+        };
+        let stacks = entry.into_iter().flatten().chain([&self.down]);
+        stacks.map(|stack| stack.shape().first().copied().unwrap_or(0))
     }
 
     /// `[tokens, width]` and the experts of each, `[tokens, top_k]`, to `[tokens, top_k, width]`.

@@ -3,12 +3,12 @@
 //! RMS norm: x × (mean(x²) + eps)^-½ × w (Zhang and Sennrich 2019). Layer norm: the same of x
 //! less its mean, and a bias (Ba et al. 2016).
 
+use mlx_rs::Array;
 use mlx_rs::fast;
-use mlx_rs::{Array, Dtype};
 
 use super::build::Builder;
 use super::description::{self, NormOrName};
-use super::native;
+use super::native::{self, RmsNorm};
 use super::ops::Result;
 
 /// A norm.
@@ -18,8 +18,8 @@ pub struct Norm {
     bias: Option<Array>,
     eps: f32,
     centred: bool,
-    /// Whether lathe's own kernels do it.
-    on_cpu: bool,
+    /// On the CPU, where lathe's own kernels have it.
+    native: Option<RmsNorm>,
 }
 
 impl Norm {
@@ -61,8 +61,15 @@ impl Norm {
             }
             _ => None,
         };
-        let on_cpu = to.compute.on_cpu;
-        Some(Norm { weight, bias, eps: eps as f32, centred, on_cpu })
+        let eps = eps as f32;
+        let plain = weight.as_ref().is_none_or(|weight| weight.ndim() == 1);
+        let native = if to.compute.on_cpu && !centred && plain {
+            let weight = to.made(|| weight.as_ref().map(native::floats).transpose())?;
+            Some(RmsNorm { weight, eps })
+        } else {
+            None
+        };
+        Some(Norm { weight, bias, eps, centred, native })
     }
 
     /// Reads a norm that may be given by name alone.
@@ -78,19 +85,26 @@ impl Norm {
 
     /// The normalized array.
     pub fn forward(&self, x: &Array) -> Result<Array> {
-        if self.centred {
-            return fast::layer_norm(x, self.weight.as_ref(), self.bias.as_ref(), self.eps);
+        match &self.native {
+            Some(native) => native.forward(x, None),
+            None if self.centred => {
+                fast::layer_norm(x, self.weight.as_ref(), self.bias.as_ref(), self.eps)
+            }
+            None => fast::rms_norm(x, self.weight.as_ref(), self.eps),
         }
-        if self.on_cpu && x.dtype() == Dtype::Float32 {
-            return native::rms_norm(x, self.weight.as_ref(), self.eps);
-        }
-        fast::rms_norm(x, self.weight.as_ref(), self.eps)
     }
 
-    /// Weight and epsilon of an RMS norm that lathe's own kernels can do.
-    pub fn native(&self) -> Option<(Option<&Array>, f32)> {
-        let plain = self.weight.as_ref().is_none_or(|weight| weight.ndim() == 1);
-        (self.on_cpu && !self.centred && plain).then_some((self.weight.as_ref(), self.eps))
+    /// The same, added to `onto`.
+    pub fn forward_onto(&self, x: &Array, onto: &Array) -> Result<Array> {
+        match &self.native {
+            Some(native) => native.forward(x, Some(onto)),
+            None => onto.add(self.forward(x)?),
+        }
+    }
+
+    /// The same for lathe's own kernels, where they have it.
+    pub fn native(&self) -> Option<&RmsNorm> {
+        self.native.as_ref()
     }
 
     /// The weight, where there is one.

@@ -14,7 +14,9 @@
 //! With `partial` only a part of the head is rotated. Pairs are (i, i + n), or neighbours when
 //! `interleaved`.
 
+use std::cell::OnceCell;
 use std::f64::consts::PI;
+use std::rc::Rc;
 
 use mlx_rs::ops::indexing::{Ellipsis, TryIndexOp};
 use mlx_rs::ops::{concatenate, stack};
@@ -24,7 +26,7 @@ use serde_json::Value as Json;
 use super::batch::Pass;
 use super::build::Builder;
 use super::description;
-use super::native::{self, Turn};
+use super::native::{self, Floats, Turn};
 use super::ops::{Result, last_axis};
 
 /// A rotation.
@@ -100,12 +102,10 @@ impl Rope {
     /// Rotates `[…, tokens, head_dim]`, the first token standing at `position`.
     pub fn apply(&self, x: &Array, position: usize, pass: &mut Pass) -> Result<Array> {
         let length = x.dim(-2) as usize;
-        let (cos, sin) = self.rotations(position, length, pass)?;
         if self.on_cpu && x.dtype() == Dtype::Float32 && x.ndim() == 4 && x.dim(0) == 1 {
-            let turn = Turn { cos: &cos, sin: &sin, interleaved: self.interleaved };
-            return native::rotate(x, turn);
+            return native::rotate(x, &self.turn(position, length, pass));
         }
-        let (cos, sin) = (cos.as_dtype(x.dtype())?, sin.as_dtype(x.dtype())?);
+        let [cos, sin] = self.rotations(position, length, x.dtype(), pass)?;
         let (pairs, head_dim) = (self.frequencies.len() as i32, x.dim(-1));
         let turned = if self.interleaved {
             let mut shape = x.shape().to_vec();
@@ -134,32 +134,47 @@ impl Rope {
         concatenate(&[turned, last_axis(x, 2 * pairs, head_dim)?], -1)
     }
 
-    /// Whether pairs are neighbours.
-    pub fn interleaved(&self) -> bool {
-        self.interleaved
+    /// Cosines and sines, `[tokens, pairs]` each, once for each pass and place.
+    fn angles(&self, position: usize, length: usize, pass: &mut Pass) -> Rc<Angles> {
+        let make = || {
+            // Angles in f32, as the reference computes them.
+            let angles = (position..position + length)
+                .flat_map(|at| self.frequencies.iter().map(move |frequency| at as f32 * frequency));
+            let (cos, sin): (Vec<f32>, Vec<f32>) =
+                angles.map(|angle| (angle.cos() * self.factor, angle.sin() * self.factor)).unzip();
+            Rc::new(Angles { parts: [cos.into(), sin.into()], arrays: OnceCell::new() })
+        };
+        pass.rotations.entry((self.id, position, length)).or_insert_with(make).clone()
     }
 
-    /// Cosines and sines `[tokens, pairs]`, once for each pass and place.
-    pub fn rotations(
+    /// The same for lathe's own kernels.
+    pub fn turn(&self, position: usize, length: usize, pass: &mut Pass) -> Turn {
+        let [cos, sin] = self.angles(position, length, pass).parts.clone();
+        Turn { cos, sin, interleaved: self.interleaved }
+    }
+
+    fn rotations(
         &self,
         position: usize,
         length: usize,
+        dtype: Dtype,
         pass: &mut Pass,
-    ) -> Result<(Array, Array)> {
-        let key = (self.id, position, length);
-        if let Some((cos, sin)) = pass.rotations.get(&key) {
-            return Ok((cos.clone(), sin.clone()));
-        }
+    ) -> Result<[Array; 2]> {
+        let angles = self.angles(position, length, pass);
         let shape = [length as i32, self.frequencies.len() as i32];
-        // Angles in f32, as the reference computes them.
-        let angles = (position..position + length)
-            .flat_map(|at| self.frequencies.iter().map(move |frequency| at as f32 * frequency));
-        let (cos, sin): (Vec<f32>, Vec<f32>) =
-            angles.map(|angle| (angle.cos() * self.factor, angle.sin() * self.factor)).unzip();
-        let made = (Array::from_slice(&cos, &shape), Array::from_slice(&sin, &shape));
-        pass.rotations.insert(key, made.clone());
-        Ok(made)
+        let arrays = angles
+            .arrays
+            .get_or_init(|| angles.parts.each_ref().map(|part| Array::from_slice(part, &shape)));
+        let [cos, sin] = arrays.each_ref().map(|array| array.as_dtype(dtype));
+        Ok([cos?, sin?])
     }
+}
+
+/// Cosines and sines of the tokens of a pass.
+#[derive(Debug)]
+pub struct Angles {
+    parts: [Floats; 2],
+    arrays: OnceCell<[Array; 2]>,
 }
 
 fn turn(x: &Array, y: &Array, cos: &Array, sin: &Array) -> Result<(Array, Array)> {

@@ -41,10 +41,11 @@ impl Scores {
             return self.attend_capped(queries, seen, position, pass);
         }
         let arrays = [queries, &seen.keys, &seen.values];
-        if self.on_cpu && arrays.iter().all(|array| array.dtype() == Dtype::Float32) {
+        let singles = arrays.iter().all(|array| array.dtype() == Dtype::Float32);
+        if self.on_cpu && singles && self.sinks.is_none() {
             let first = position - seen.start;
             let seeing = Seeing { scale: self.scale, first, window: self.window };
-            return native::attention(arrays, self.sinks.as_ref(), seeing);
+            return native::attention(arrays, seeing);
         }
         let array;
         let mask = match (tokens, whole) {

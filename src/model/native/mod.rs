@@ -1,60 +1,83 @@
-//! What lathe's own kernels (`kernels/`) compute on the CPU, as operations of MLX's graph: products
-//! and what adjoins them here, attention and its heads in [`heads`](mod@heads).
+//! What lathe's own kernels (`kernels/`) compute on the CPU, as operations of MLX's graph:
+//! matrices and their products here, gated MLPs, experts and whole attention in rooms of their own.
 //!
-//! Lazy arrays enter and leave. Sizes are checked before an operation is made: in it a panic would
-//! end the process. Weights stay in the form that they are stored in, floats too: a product reads each once, on
-//! all cores.
+//! Lazy arrays enter and leave. Weights are no arrays of the graph: an operation holds those that
+//! it needs, in the form that they are stored in, where they are mapped; each product reads them
+//! once, on all cores. An operation does as much as it can: with the graph of a token made of few
+//! large ones, its making costs little beside what they compute.
+//!
+//! Sizes are checked before an operation is made: in it a panic would end the process.
 
-mod heads;
+mod attention;
+mod experts;
+mod gated;
 
 use std::borrow::Cow;
 use std::os::raw::c_int;
+use std::sync::Arc;
 
+use bytemuck::allocation::pod_collect_to_vec;
 use bytemuck::{cast_slice, cast_slice_mut};
-use lathe_kernels::{Form, Gate, Gemm, Matrix, Product, product, products};
+use bytes::Bytes;
+use half::{bf16, f16};
+use lathe_kernels::{Form, Gemm, Matrix, Product, products};
 use mlx_rs::error::Exception;
-use mlx_rs::{Array, Dtype};
+use mlx_rs::{Array, Dtype as MlxDtype};
 
-pub use heads::{HeadsOf, Projection, Seeing, Turn, attention, heads, rotate};
+pub use attention::{Attention, GateOf, Line, Part, Seeing, Turn, attention, rotate};
+pub use gated::Gated;
 
 use super::ops::Result;
-use super::source::Quantized;
+use super::source::{QuantizedTensor, Tensor};
+use crate::dtype::Dtype;
 use crate::format::Mode;
-use crate::mlx::host::{View, host_operation, host_operations};
+use crate::mlx::Host;
+use crate::mlx::host::{Out, View, host_operation, host_operations};
 
-/// A matrix `[out, in]` or stacked ones `[experts, out, in]` that the kernels can multiply with.
+/// Numbers that operations hold.
+pub type Floats = Arc<[f32]>;
+
+/// The elements of an array, in f32.
+pub fn floats(array: &Array) -> Result<Floats> {
+    let host = Host::new(&array.as_dtype(MlxDtype::Float32)?)?;
+    Ok(pod_collect_to_vec::<u8, f32>(host.bytes()).into())
+}
+
+/// A matrix `[out, in]` with the bias of its product, if there is one, or stacked matrices
+/// `[experts, out, in]`.
 #[derive(Clone, Debug)]
 pub struct Native {
     form: Form,
-    weight: Array,
-    scales: Option<Array>,
-    biases: Option<Array>,
-    /// Factors, f32: none, one, or one for each expert.
-    factors: Option<Array>,
-    rows: i32,
-    columns: i32,
+    weight: Bytes,
+    scales: Bytes,
+    biases: Bytes,
+    /// One for all, or one for each expert.
+    factors: Floats,
+    bias: Option<Floats>,
+    /// Of stacked ones.
+    experts: Option<usize>,
+    rows: usize,
+    columns: usize,
 }
 
 impl Native {
     /// A matrix of floats; `None` when the kernels lack it.
-    pub fn of_floats(weight: &Array) -> Option<Native> {
-        let form = match weight.dtype() {
-            Dtype::Float32 => Form::F32,
-            Dtype::Float16 => Form::F16,
-            Dtype::Bfloat16 => Form::Bf16,
+    pub fn of_floats(weight: &Tensor) -> Option<Native> {
+        let form = match weight.dtype {
+            Dtype::F32 => Form::F32,
+            Dtype::F16 => Form::F16,
+            Dtype::BF16 => Form::Bf16,
             _ => return None,
         };
-        let shape = weight.shape();
-        let columns = *shape.last()?;
-        Native::new(form, weight.clone(), [None, None, None], columns)
+        let none = [Bytes::new(), Bytes::new()];
+        Native::new(form, weight, weight.last(), none, Arc::new([1.0]))
     }
 
-    /// A quantized matrix whose affine scales and biases, and global scales, are f32; `None` when
-    /// the kernels lack its format.
-    pub fn of_quantized(quantized: &Quantized) -> Option<Native> {
-        let Quantized { weight, scales, biases, global_scale, mode, bits, group } = quantized;
-        let form = match (mode, bits, group) {
-            (Mode::Affine, &bits, &group) => {
+    /// A quantized matrix; `None` when the kernels lack its format.
+    pub fn of_quantized(quantized: &QuantizedTensor) -> Option<Native> {
+        let QuantizedTensor { weight, scales, biases, global_scale, packing } = quantized;
+        let form = match (packing.mode, packing.bits, packing.group) {
+            (Mode::Affine, bits, group) => {
                 Form::Affine { bits: u8::try_from(bits).ok()?, group: usize::try_from(group).ok()? }
             }
             (Mode::Mxfp4, 4, 32) => Form::Mxfp4,
@@ -62,155 +85,264 @@ impl Native {
             (Mode::Nvfp4, 4, 16) => Form::Nvfp4,
             _ => return None,
         };
-        let parts = [Some(scales.clone()), biases.clone(), global_scale.clone()];
-        Native::new(form, weight.clone(), parts, quantized.columns())
+        let companions = match biases {
+            Some(biases) => [scales, biases].map(|part| singles(part).map(Bytes::from_owner)),
+            None => [Some(scales.bytes.clone()), Some(Bytes::new())],
+        };
+        let factors = match global_scale {
+            Some(factors) => pod_collect_to_vec::<u8, f32>(&singles(factors)?).into(),
+            None => Arc::from([1.0]),
+        };
+        let [scales, biases] = companions;
+        Native::new(form, weight, quantized.columns(), [scales?, biases?], factors)
     }
 
     fn new(
         form: Form,
-        weight: Array,
-        [scales, biases, factors]: [Option<Array>; 3],
+        weight: &Tensor,
         columns: i32,
+        [scales, biases]: [Bytes; 2],
+        factors: Floats,
     ) -> Option<Native> {
-        let supported = form.supports(usize::try_from(columns).ok()?);
-        let shape = weight.shape();
-        let rows = *shape.get(shape.len().checked_sub(2)?)?;
-        let fits = supported && matches!(shape.len(), 2 | 3) && rows > 0;
-        fits.then_some(Native { form, weight, scales, biases, factors, rows, columns })
-    }
-
-    /// Adds its arrays to the inputs of an operation, and says where they are.
-    fn add_to<'a>(&'a self, inputs: &mut Vec<&'a Array>) -> Places {
-        let mut place = |array: Option<&'a Array>| {
-            array.map(|array| {
-                inputs.push(array);
-                inputs.len() - 1
-            })
+        let (experts, rows) = match *weight.shape {
+            [rows, _] => (None, rows),
+            [experts, rows, _] => (Some(usize::try_from(experts).ok()?), rows),
+            _ => return None,
         };
-        Places {
+        let (rows, columns) = (usize::try_from(rows).ok()?, usize::try_from(columns).ok()?);
+        let elements = experts.unwrap_or(1) * rows * columns;
+        let (group, scale) = form.group().unwrap_or((1, 0));
+        let companions = elements / group * scale;
+        let affine = matches!(form, Form::Affine { .. });
+        let fits = form.supports(columns)
+            && elements > 0
+            && weight.bytes.len() == elements * form.bits() / 8
+            && scales.len() == companions
+            && biases.len() == if affine { companions } else { 0 }
+            && (factors.len() == 1 || Some(factors.len()) == experts);
+        let weight = weight.bytes.clone();
+        let bias = None;
+        fits.then_some(Native {
+            form,
+            weight,
+            scales,
+            biases,
+            factors,
+            bias,
+            experts,
+            rows,
+            columns,
+        })
+    }
+
+    /// The same with a bias `[out]` that is added to its products.
+    pub fn with_bias(self, bias: &Array) -> Result<Native> {
+        let bias = floats(bias)?;
+        expect("the bias of a product", &[bias.len()], &[self.rows])?;
+        Ok(Native { bias: Some(bias), ..self })
+    }
+
+    /// Rows `from..from + count` of the only matrix.
+    pub fn part(&self, from: usize, count: usize) -> Result<Native> {
+        expect("the matrices that a part is taken of", &[self.stacked()], &[1])?;
+        expect("the rows of a part", &[self.rows.min(from + count)], &[from + count])?;
+        let cut = |bytes: &Bytes| {
+            let row = bytes.len() / self.rows;
+            bytes.slice(from * row..(from + count) * row)
+        };
+        Ok(Native {
+            weight: cut(&self.weight),
+            scales: cut(&self.scales),
+            biases: cut(&self.biases),
+            bias: self.bias.as_ref().map(|bias| bias[from..from + count].into()),
+            rows: count,
+            ..self.clone()
+        })
+    }
+
+    /// The upper and the lower half of the rows of the only matrix.
+    pub fn halves(&self) -> Result<[Native; 2]> {
+        let half = self.rows / 2;
+        expect("the rows of two matrices in one", &[self.rows], &[2 * half])?;
+        Ok([self.part(0, half)?, self.part(half, half)?])
+    }
+
+    /// `[…, out, in]`.
+    pub fn shape(&self) -> Vec<i32> {
+        let axes = self.experts.into_iter().chain([self.rows, self.columns]);
+        axes.map(|axis| axis as i32).collect()
+    }
+
+    fn stacked(&self) -> usize {
+        self.experts.unwrap_or(1)
+    }
+
+    /// The matrix of an expert; the only one is number 0.
+    fn matrix(&self, expert: usize) -> Matrix<'_> {
+        fn part(bytes: &[u8], of: usize, expert: usize) -> &[u8] {
+            let length = bytes.len() / of;
+            &bytes[expert * length..(expert + 1) * length]
+        }
+        let of = self.stacked();
+        Matrix {
             form: self.form,
-            rows: self.rows as usize,
-            columns: self.columns as usize,
-            weight: place(Some(&self.weight)).unwrap_or_default(),
-            scales: place(self.scales.as_ref()),
-            biases: place(self.biases.as_ref()),
-            factors: place(self.factors.as_ref()),
+            rows: self.rows,
+            columns: self.columns,
+            weight: part(&self.weight, of, expert),
+            scales: part(&self.scales, of, expert),
+            biases: part(&self.biases, of, expert),
+            factor: self.factors[if self.factors.len() == 1 { 0 } else { expert }],
         }
     }
 
-    /// `x` `[…, in]` to `[…, out]` in f32.
-    pub fn apply(&self, x: &Array) -> Result<Array> {
-        let mut made = Native::apply_all(&[self], x)?;
-        made.pop().ok_or_else(|| Exception::custom("a product gave nothing"))
+    /// All elements, in the logical shape.
+    pub fn expand(&self) -> Array {
+        let one = self.rows * self.columns;
+        let mut all = vec![0.0; self.stacked() * one];
+        for (expert, out) in all.chunks_exact_mut(one).enumerate() {
+            lathe_kernels::expand(&self.matrix(expert), out);
+        }
+        Array::from_slice(&all, &self.shape())
     }
 
-    /// The same with several matrices at once.
-    pub fn apply_all(matrices: &[&Native], x: &Array) -> Result<Vec<Array>> {
-        let Stacked { x, inputs, places, shapes } = Stacked::new(matrices, x)?;
-        let shapes: Vec<&[i32]> = shapes.iter().map(Vec::as_slice).collect();
-        let inputs: Vec<&Array> = std::iter::once(&x).chain(inputs).collect();
-        let made = host_operations(&inputs, &shapes, Dtype::Float32, move |views, outs| {
-            let inputs = row_major(views);
-            let mut of: Vec<Product> = Vec::with_capacity(outs.len());
-            for (places, out) in places.iter().zip(outs) {
-                of.push(Product { matrix: places.matrix(&inputs, 0), out: cast_slice_mut(out) });
-            }
-            products(cast_slice(&inputs[0]), &mut of, BLAS);
-        });
-        Ok(made?)
-    }
-
-    /// `x` `[…, in]` to `[…, out]` in f32, added to `to`.
-    pub fn apply_onto(&self, x: &Array, to: &Array) -> Result<Array> {
-        let Stacked { x, inputs, places, shapes } = Stacked::new(&[self], x)?;
-        let to = to.as_dtype(Dtype::Float32)?;
-        expect("what a product is added to", to.shape(), &shapes[0])?;
-        let inputs: Vec<&Array> = std::iter::once(&x).chain(inputs).chain([&to]).collect();
-        let made = host_operation(&inputs, &shapes[0], Dtype::Float32, move |views, out| {
-            let inputs = row_major(views);
+    /// The rows of the only matrix that `which` names, `[…]` to `[…, in]` in f32; zeros for those
+    /// that are not there.
+    pub fn rows(self: &Arc<Self>, which: &Array) -> Result<Array> {
+        let which = which.as_dtype(MlxDtype::Uint32)?;
+        let mut shape = which.shape().to_vec();
+        shape.push(self.columns as i32);
+        let native = self.clone();
+        let made = host_operation(&[&which], &shape, MlxDtype::Float32, move |views, out| {
+            let which = views[0].row_major();
+            let matrix = native.matrix(0);
             let out: &mut [f32] = cast_slice_mut(out);
-            product(cast_slice(&inputs[0]), &places[0].matrix(&inputs, 0), out, BLAS);
-            add(out, cast_slice(&inputs[inputs.len() - 1]));
-        });
-        Ok(made?)
-    }
-
-    /// down(function(gate(x)) × up(x)) in f32: `[…, in]` to `[…, out]`; added to `to`, if given.
-    pub fn gated(mlp: GatedOf, x: &Array, to: Option<&Array>) -> Result<Array> {
-        let GatedOf { function, gate, up, down } = mlp;
-        let Stacked { x, mut inputs, mut places, shapes } = Stacked::new(&[gate, up], x)?;
-        places.push(down.add_to(&mut inputs).behind(1));
-        let to = to.map(|to| to.as_dtype(Dtype::Float32)).transpose()?;
-        expect("the rows of a gate and of what it opens", &[gate.rows], &[up.rows])?;
-        expect("the columns after a gate", &[down.columns], &[gate.rows])?;
-        let mut shape = shapes[0].clone();
-        if let Some(last) = shape.last_mut() {
-            *last = down.rows;
-        }
-        if let Some(to) = &to {
-            expect("what a product is added to", to.shape(), &shape)?;
-        }
-        let inputs: Vec<&Array> = std::iter::once(&x).chain(inputs).chain(&to).collect();
-        let onto = to.is_some();
-        let made = host_operation(&inputs, &shape, Dtype::Float32, move |views, out| {
-            let inputs = row_major(views);
-            let out: &mut [f32] = cast_slice_mut(out);
-            let [gate_of, up_of, down_of] = [0, 1, 2].map(|i| places[i].matrix(&inputs, 0));
-            let elements = out.len() / down_of.rows * down_of.columns;
-            let (mut gate, mut up) = (vec![0.0; elements], vec![0.0; elements]);
-            let mut of = [
-                Product { matrix: gate_of, out: &mut gate },
-                Product { matrix: up_of, out: &mut up },
-            ];
-            products(cast_slice(&inputs[0]), &mut of, BLAS);
-            function.apply(&mut gate, &up);
-            product(&gate, &down_of, out, BLAS);
-            if onto {
-                add(out, cast_slice(&inputs[inputs.len() - 1]));
+            for (&row, out) in
+                cast_slice::<u8, u32>(&which).iter().zip(out.chunks_exact_mut(matrix.columns))
+            {
+                match row as usize {
+                    row if row < matrix.rows => {
+                        lathe_kernels::expand(&matrix.part(row, 1), out);
+                    }
+                    _ => out.fill(0.0),
+                }
             }
         });
         Ok(made?)
     }
 
-    /// Stacked matrices: `x` `[tokens, 1 or k, 1, in]` and experts `[tokens, k]` give
-    /// `[tokens, k, 1, out]` in f32.
-    pub fn apply_experts(&self, x: &Array, experts: &Array) -> Result<Array> {
-        let x = x.as_dtype(Dtype::Float32)?;
-        let experts = experts.as_dtype(Dtype::Uint32)?;
-        let (tokens, chosen) = (experts.dim(0), experts.dim(-1));
-        let fits = x.ndim() == 4 && x.dim(0) == tokens && x.dim(-1) == self.columns;
-        if !fits || !(x.dim(1) == 1 || x.dim(1) == chosen) {
-            return Err(misfit(&x, self.columns));
-        }
-        let shared = x.dim(1) == 1;
-        let chosen = chosen as usize;
-        let shape = [tokens, chosen as i32, 1, self.rows];
-        let mut inputs = vec![&x, &experts];
-        let places = self.add_to(&mut inputs);
-        let made = host_operation(&inputs, &shape, Dtype::Float32, move |views, out| {
+    /// `x` `[…, in]` to `[…, out]` in f32, added to `onto` if that is given.
+    pub fn apply(self: &Arc<Self>, x: &Array, onto: Option<&Array>) -> Result<Array> {
+        let inputs = Inputs::new(x, self.columns, onto, self.rows)?;
+        let native = self.clone();
+        let (arrays, shape) = (inputs.arrays(), &inputs.shape);
+        let made = host_operation(&arrays, shape, MlxDtype::Float32, move |views, out| {
             let inputs = row_major(views);
-            let x: &[f32] = cast_slice(&inputs[0]);
-            let experts: &[u32] = cast_slice(&inputs[1]);
-            let x_row = |pair: usize| {
-                let row = if shared { pair / chosen } else { pair };
-                &x[row * places.columns..(row + 1) * places.columns]
-            };
-            places.gather(&inputs, experts, x_row, cast_slice_mut(out));
+            multiply(&[&native], cast_slice(&inputs[0]), &mut [cast_slice_mut(out)]);
+            add_to(out, inputs.get(1));
+        });
+        Ok(made?)
+    }
+
+    /// What several matrices make of the same `x`.
+    pub fn apply_all(matrices: &[&Arc<Self>], x: &Array) -> Result<Vec<Array>> {
+        let columns = matrices.first().map_or(0, |native| native.columns);
+        let Inputs { x, shape, .. } = Inputs::new(x, columns, None, 0)?;
+        let shapes = matrices.iter().map(|native| {
+            expect("the columns of matrices of one x", &[native.columns], &[columns])?;
+            Ok([&shape[..shape.len() - 1], &[native.rows as i32]].concat())
+        });
+        let shapes: Vec<Vec<i32>> = shapes.collect::<Result<_>>()?;
+        let outs: Vec<Out> = shapes.iter().map(|shape| Out::new(shape)).collect();
+        let matrices: Vec<Arc<Native>> = matrices.iter().map(|&native| native.clone()).collect();
+        let made = host_operations(&[&x], &outs, MlxDtype::Float32, move |views, outs| {
+            let inputs = row_major(views);
+            let natives: Vec<&Native> = matrices.iter().map(|native| &**native).collect();
+            let mut outs: Vec<&mut [f32]> =
+                outs.iter_mut().map(|out| cast_slice_mut(&mut **out)).collect();
+            multiply(&natives, cast_slice(&inputs[0]), &mut outs);
         });
         Ok(made?)
     }
 }
 
-/// The parts of a gated MLP.
-pub struct GatedOf<'a> {
-    /// Of the gate.
-    pub function: Gate,
-    /// `[inner, in]`.
-    pub gate: &'a Native,
-    /// `[inner, in]`.
-    pub up: &'a Native,
-    /// `[out, inner]`.
-    pub down: &'a Native,
+/// Floats as singles, in bytes.
+fn singles(tensor: &Tensor) -> Option<Vec<u8>> {
+    let widened = |widen: fn(u16) -> f32| {
+        let halves = pod_collect_to_vec::<u8, u16>(&tensor.bytes);
+        halves.into_iter().flat_map(|half| widen(half).to_le_bytes()).collect()
+    };
+    match tensor.dtype {
+        Dtype::F32 => Some(tensor.bytes.to_vec()),
+        Dtype::BF16 => Some(widened(|half| bf16::from_bits(half).to_f32())),
+        Dtype::F16 => Some(widened(|half| f16::from_bits(half).to_f32())),
+        _ => None,
+    }
+}
+
+/// `x` `[rows, in]` times each matrix, with its bias: `[rows, out]` each.
+fn multiply(natives: &[&Native], x: &[f32], outs: &mut [&mut [f32]]) {
+    let each = natives.iter().zip(outs.iter_mut());
+    let mut of: Vec<Product> =
+        each.map(|(native, out)| Product { matrix: native.matrix(0), out }).collect();
+    products(x, &mut of, BLAS);
+    for (native, out) in natives.iter().zip(outs) {
+        if let Some(bias) = &native.bias {
+            out.chunks_exact_mut(bias.len()).for_each(|row| add(row, bias));
+        }
+    }
+}
+
+/// What enters an operation that gives `[…, out]` of `x` `[…, in]`, in f32.
+struct Inputs {
+    x: Array,
+    onto: Option<Onto>,
+    /// Of what leaves.
+    shape: Vec<i32>,
+}
+
+/// What a result is added to: `x` itself, mostly.
+enum Onto {
+    X,
+    Other(Array),
+}
+
+impl Inputs {
+    fn new(x: &Array, columns: usize, onto: Option<&Array>, rows: usize) -> Result<Inputs> {
+        let same = onto.is_some_and(|onto| std::ptr::eq(onto, x));
+        let x = x.as_dtype(MlxDtype::Float32)?;
+        let mut shape = x.shape().to_vec();
+        match shape.last_mut().filter(|last| **last as usize == columns && columns > 0) {
+            Some(last) => *last = rows as i32,
+            None => {
+                let message =
+                    format!("an array {:?} does not fit a matrix of {columns} columns", x.shape());
+                return Err(Exception::custom(message));
+            }
+        }
+        let onto = match onto {
+            Some(_) if same => Some(Onto::X),
+            Some(onto) => Some(Onto::Other(onto.as_dtype(MlxDtype::Float32)?)),
+            None => None,
+        };
+        let inputs = Inputs { x, onto, shape };
+        if let Some(onto) = inputs.arrays().get(1) {
+            expect("what a result is added to", onto.shape(), &inputs.shape)?;
+        }
+        Ok(inputs)
+    }
+
+    /// `x`, and then what the result is added to.
+    fn arrays(&self) -> Vec<&Array> {
+        let onto = self.onto.as_ref().map(|onto| match onto {
+            Onto::X => &self.x,
+            Onto::Other(onto) => onto,
+        });
+        std::iter::once(&self.x).chain(onto).collect()
+    }
+}
+
+fn row_major<'a>(views: &[View<'a>]) -> Vec<Cow<'a, [u8]>> {
+    views.iter().map(View::row_major).collect()
 }
 
 fn add(to: &mut [f32], other: &[f32]) {
@@ -219,136 +351,63 @@ fn add(to: &mut [f32], other: &[f32]) {
     }
 }
 
-/// Matrices of as many columns, ready for an operation whose first input is `x` in f32.
-struct Stacked<'a> {
-    x: Array,
-    /// All other inputs.
-    inputs: Vec<&'a Array>,
-    places: Vec<Places>,
-    /// Of each result.
-    shapes: Vec<Vec<i32>>,
-}
-
-impl<'a> Stacked<'a> {
-    fn new(matrices: &[&'a Native], x: &Array) -> Result<Stacked<'a>> {
-        let x = x.as_dtype(Dtype::Float32)?;
-        let (mut inputs, mut places, mut shapes) = (Vec::new(), Vec::new(), Vec::new());
-        for matrix in matrices {
-            let mut shape = x.shape().to_vec();
-            match shape.last_mut().filter(|last| **last == matrix.columns) {
-                Some(last) => *last = matrix.rows,
-                None => return Err(misfit(&x, matrix.columns)),
-            }
-            shapes.push(shape);
-            let places_of_one = matrix.add_to(&mut inputs);
-            places.push(places_of_one.behind(1));
-        }
-        Ok(Stacked { x, inputs, places, shapes })
+fn add_to(out: &mut [u8], onto: Option<&Cow<[u8]>>) {
+    if let Some(onto) = onto {
+        add(cast_slice_mut(out), cast_slice(onto));
     }
 }
 
-fn row_major<'a>(views: &[View<'a>]) -> Vec<Cow<'a, [u8]>> {
-    views.iter().map(View::row_major).collect()
+/// An RMS norm: [`lathe_kernels::rms_norm`].
+#[derive(Clone, Debug)]
+pub struct RmsNorm {
+    /// `[width]`.
+    pub weight: Option<Floats>,
+    /// What is added to the mean of squares.
+    pub eps: f32,
 }
 
-/// Where an operation finds a matrix among its inputs.
-#[derive(Clone, Copy)]
-struct Places {
-    form: Form,
-    rows: usize,
-    columns: usize,
-    weight: usize,
-    scales: Option<usize>,
-    biases: Option<usize>,
-    factors: Option<usize>,
-}
+impl RmsNorm {
+    /// Normalized over the last axis, in f32; added to `onto` if that is given.
+    pub fn forward(&self, x: &Array, onto: Option<&Array>) -> Result<Array> {
+        let width = x.dim(-1) as usize;
+        let inputs = Inputs::new(x, width, onto, width)?;
+        self.expect(width)?;
+        let norm = self.clone();
+        let arrays = inputs.arrays();
+        let made = host_operation(&arrays, &inputs.shape, MlxDtype::Float32, move |views, out| {
+            let inputs = row_major(views);
+            norm.apply(cast_slice(&inputs[0]), width, cast_slice_mut(out));
+            add_to(out, inputs.get(1));
+        });
+        Ok(made?)
+    }
 
-impl Places {
-    /// The same where so many inputs come first.
-    fn behind(self, first: usize) -> Places {
-        let later = |place: Option<usize>| place.map(|place| place + first);
-        Places {
-            weight: self.weight + first,
-            scales: later(self.scales),
-            biases: later(self.biases),
-            factors: later(self.factors),
-            ..self
+    fn expect(&self, width: usize) -> Result<()> {
+        match &self.weight {
+            Some(weight) => expect("the weight of a norm", &[weight.len()], &[width]),
+            None => Ok(()),
         }
     }
 
-    /// The matrix of an expert; the only one is number 0.
-    fn matrix<'a>(&self, inputs: &'a [Cow<[u8]>], expert: usize) -> Matrix<'a> {
-        let elements = self.rows * self.columns;
-        let part = |bytes: &'a [u8], length: usize| &bytes[expert * length..(expert + 1) * length];
-        let (group, scale) = self.form.group().unwrap_or((1, 0));
-        let companions = elements / group * scale;
-        let companion =
-            |place: Option<usize>| place.map_or(&[][..], |place| part(&inputs[place], companions));
-        let factors: &[f32] = self.factors.map_or(&[1.0], |place| cast_slice(&inputs[place]));
-        Matrix {
-            form: self.form,
-            rows: self.rows,
-            columns: self.columns,
-            weight: part(&inputs[self.weight], elements * self.form.bits() / 8),
-            scales: companion(self.scales),
-            biases: companion(self.biases),
-            factor: factors[if factors.len() == 1 { 0 } else { expert }],
-        }
-    }
-
-    /// Products of the rows of `x` with the expert of each, expert by expert.
-    fn gather<'x>(
-        &self,
-        inputs: &[Cow<[u8]>],
-        experts: &[u32],
-        x_row: impl Fn(usize) -> &'x [f32],
-        out: &mut [f32],
-    ) {
-        let mut pairs: Vec<usize> = (0..experts.len()).collect();
-        pairs.sort_by_key(|&pair| experts[pair]);
-        for same in pairs.chunk_by(|&a, &b| experts[a] == experts[b]) {
-            let matrix = self.matrix(inputs, experts[same[0]] as usize);
-            if let [pair] = *same {
-                let out = &mut out[pair * self.rows..(pair + 1) * self.rows];
-                product(x_row(pair), &matrix, out, BLAS);
-                continue;
-            }
-            let x: Vec<f32> = same.iter().flat_map(|&pair| x_row(pair)).copied().collect();
-            let mut products = vec![0.0; same.len() * self.rows];
-            product(&x, &matrix, &mut products, BLAS);
-            for (&pair, product) in same.iter().zip(products.chunks_exact(self.rows)) {
-                out[pair * self.rows..(pair + 1) * self.rows].copy_from_slice(product);
-            }
-        }
+    fn apply(&self, x: &[f32], width: usize, out: &mut [f32]) {
+        lathe_kernels::rms_norm(x, self.weight.as_deref(), self.eps, width, out);
     }
 }
 
-/// RMS norm over the last axis, in f32; see [`lathe_kernels::rms_norm`].
-pub fn rms_norm(x: &Array, weight: Option<&Array>, eps: f32) -> Result<Array> {
-    if let Some(weight) = weight {
-        expect("the weight of a norm", weight.shape(), &[x.dim(-1)])?;
-    }
-    let width = x.dim(-1).max(1) as usize;
-    let inputs: Vec<&Array> = std::iter::once(x).chain(weight).collect();
-    let made = host_operation(&inputs, x.shape(), Dtype::Float32, move |views, out| {
-        let inputs = row_major(views);
-        let weight = inputs.get(1).map(|weight| cast_slice(weight));
-        lathe_kernels::rms_norm(cast_slice(&inputs[0]), weight, eps, width, cast_slice_mut(out));
-    });
-    Ok(made?)
+/// `x` `[rows, width]`, normalized if there is a norm.
+fn normalized<'a>(norm: Option<&RmsNorm>, x: &'a [f32], width: usize) -> Cow<'a, [f32]> {
+    let Some(norm) = norm else { return Cow::Borrowed(x) };
+    let mut out = vec![0.0; x.len()];
+    norm.apply(x, width, &mut out);
+    Cow::Owned(out)
 }
 
-/// An error unless a shape is what it must be.
-fn expect(what: &str, found: &[i32], wanted: &[i32]) -> Result<()> {
+/// An error unless sizes are what they must be.
+fn expect<T: PartialEq + std::fmt::Debug>(what: &str, found: &[T], wanted: &[T]) -> Result<()> {
     if found == wanted {
         return Ok(());
     }
     Err(Exception::custom(format!("{what}: {found:?} where {wanted:?} would fit")))
-}
-
-fn misfit(x: &Array, columns: i32) -> Exception {
-    let message = format!("an array {:?} does not fit a matrix of {columns} columns", x.shape());
-    Exception::custom(message)
 }
 
 /// OpenBLAS (Accelerate on macOS); each thread of a product calls it for a part of its own.

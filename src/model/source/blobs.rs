@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use super::file::File;
-use super::{Quantized, TensorSource, Weight};
+use super::{QuantizedTensor, TensorSource, Weight};
 use crate::fault::{Code, Fault, Faults};
 use crate::format::{Formats, Mode};
+use crate::mlx::Packing;
 
 /// Companions of a quantized tensor, by what is put after its name.
 const SCALE: &str = ".scale";
@@ -71,8 +72,8 @@ impl TensorSource for Blobs {
         let Some(file) = self.tensors.get(name).and_then(|&index| self.files.get(index)) else {
             return Ok(None);
         };
-        let Some(weight) = file.array(name)? else { return Ok(None) };
-        let scales = file.array(&format!("{name}{SCALE}"))?;
+        let Some(weight) = file.tensor(name) else { return Ok(None) };
+        let scales = file.tensor(&format!("{name}{SCALE}"));
         let (Some(kind), Some(scales)) = (quant_type(file, name), scales) else {
             return Ok(Some(Weight::Float(weight)));
         };
@@ -90,8 +91,8 @@ impl TensorSource for Blobs {
         let group = number("group_size").or(group);
         let group = group.ok_or_else(|| unreadable("gives no group_size"))?;
         // The packed width tells the bits: of 32-bit words for each group's elements.
-        let columns = scales.dim(-1) * group;
-        let packed = weight.dim(-1).checked_mul(32).filter(|_| columns > 0);
+        let columns = scales.last() * group;
+        let packed = weight.last().checked_mul(32).filter(|_| columns > 0);
         let packed = packed.map(|all| all / columns);
         let bits = number("bits").or(bits).or(packed);
         let bits = bits.ok_or_else(|| unreadable("gives no bits"))?;
@@ -100,19 +101,18 @@ impl TensorSource for Blobs {
                 "says {bits} bits in groups of {group}, which do not fit the tensor"
             )));
         }
-        let biases = file.array(&format!("{name}{BIAS}"))?;
+        let biases = file.tensor(&format!("{name}{BIAS}"));
         if (mode == Mode::Affine) != biases.is_some() {
             return Err(unreadable("and the biases that are there do not fit each other"));
         }
-        let global_scale = file.array(&format!("{name}{GLOBAL_SCALE}"))?;
-        Ok(Some(Weight::Quantized(Quantized {
+        let global_scale = file.tensor(&format!("{name}{GLOBAL_SCALE}"));
+        let packing = Packing { mode, bits, group };
+        Ok(Some(Weight::Quantized(QuantizedTensor {
             weight,
             scales,
             biases,
             global_scale,
-            mode,
-            bits,
-            group,
+            packing,
         })))
     }
 }

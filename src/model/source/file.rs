@@ -1,21 +1,22 @@
-//! A safetensors file, mapped: arrays are copied out of it when they are asked for.
+//! A safetensors file, mapped.
 
 use std::collections::HashMap;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use bytes::Bytes;
 use memmap2::Mmap;
-use mlx_rs::{Array, Dtype as MlxDtype};
 use serde::Deserialize;
 
+use super::Tensor;
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault};
 
 /// A mapped safetensors file.
 pub struct File {
     path: PathBuf,
-    map: Mmap,
+    map: Bytes,
     /// The header's `__metadata__`.
     pub metadata: HashMap<String, String>,
     tensors: HashMap<String, Entry>,
@@ -42,7 +43,7 @@ impl File {
         // a folder's files are only read by tests and checks. A file cut short while it is
         // mapped would end the process, as with any reader that maps.
         let map = unsafe { Mmap::map(&file) };
-        let map = map.map_err(|error| Fault::io("map", path, &error))?;
+        let map = Bytes::from_owner(map.map_err(|error| Fault::io("map", path, &error))?);
         let bad = |message: &str| Fault::new(Code::BadHeader, message).in_file(path);
         let length: [u8; 8] = map
             .get(..8)
@@ -82,56 +83,14 @@ impl File {
         self.tensors.keys()
     }
 
-    /// A tensor, copied; `None` when the file has none of that name.
-    pub fn array(&self, name: &str) -> Result<Option<Array>, Fault> {
-        let Some(entry) = self.tensors.get(name) else { return Ok(None) };
-        let Some(dtype) = mlx_dtype(entry.dtype) else {
-            let message = format!("MLX has no {}", entry.dtype);
-            let fault = Fault::new(Code::UnknownDtype, message).in_file(&self.path);
-            return Err(fault.on_tensor(name));
-        };
-        let bytes = &self.map[entry.bytes.clone()];
-        let aligned;
-        let start = if bytes.as_ptr().align_offset(8) == 0 {
-            bytes.as_ptr()
-        } else {
-            // MLX reads whole elements: give it an aligned copy.
-            aligned = bytes
-                .chunks(8)
-                .map(|chunk| {
-                    let mut word = [0; 8];
-                    word[..chunk.len()].copy_from_slice(chunk);
-                    u64::from_ne_bytes(word)
-                })
-                .collect::<Vec<u64>>();
-            aligned.as_ptr().cast()
-        };
-        // SAFETY: `start` is aligned for any element and holds the bytes of `shape`, as checked
-        // when the file was opened; MLX copies them before this returns.
-        let array = unsafe { Array::from_raw_data(start.cast(), &entry.shape, dtype) };
-        Ok(Some(array))
+    /// A tensor; `None` when the file has none of that name. It keeps the file mapped.
+    pub fn tensor(&self, name: &str) -> Option<Tensor> {
+        let Entry { dtype, shape, bytes } = self.tensors.get(name)?;
+        Some(Tensor { dtype: *dtype, shape: shape.clone(), bytes: self.map.slice(bytes.clone()) })
     }
 
     /// The path that it was opened by.
     pub fn path(&self) -> &Path {
         &self.path
     }
-}
-
-fn mlx_dtype(dtype: Dtype) -> Option<MlxDtype> {
-    Some(match dtype {
-        Dtype::Bool => MlxDtype::Bool,
-        Dtype::U8 | Dtype::F8E8M0 | Dtype::F8E4M3 => MlxDtype::Uint8,
-        Dtype::I8 => MlxDtype::Int8,
-        Dtype::I16 => MlxDtype::Int16,
-        Dtype::U16 => MlxDtype::Uint16,
-        Dtype::F16 => MlxDtype::Float16,
-        Dtype::BF16 => MlxDtype::Bfloat16,
-        Dtype::I32 => MlxDtype::Int32,
-        Dtype::U32 => MlxDtype::Uint32,
-        Dtype::F32 => MlxDtype::Float32,
-        Dtype::I64 => MlxDtype::Int64,
-        Dtype::U64 => MlxDtype::Uint64,
-        Dtype::F64 | Dtype::F8E5M2 | Dtype::F8E4M3Fnuz | Dtype::F8E5M2Fnuz => return None,
-    })
 }

@@ -6,10 +6,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use mlx_rs::ops::stack;
+use bytes::BytesMut;
 
 use super::file::File;
-use super::{TensorSource, Weight};
+use super::{Tensor, TensorSource, Weight};
 use crate::fault::{Code, Fault, Faults};
 
 /// A folder of safetensors files.
@@ -84,24 +84,34 @@ impl TensorSource for Folder {
     fn tensor(&self, name: &str) -> Result<Option<Weight>, Fault> {
         match self.tensors.get(name) {
             None => Ok(None),
-            Some(Place::In(index)) => Ok(self.files[*index].array(name)?.map(Weight::Float)),
-            Some(Place::Stacked(experts)) => {
-                let mut arrays = Vec::with_capacity(experts.len());
-                for (position, (expert, (index, name))) in experts.iter().enumerate() {
-                    let array = self.files[*index].array(name)?;
-                    match array {
-                        Some(array) if *expert as usize == position => arrays.push(array),
-                        _ => {
-                            let message = format!("expert {position} of its group is missing");
-                            return Err(Fault::new(Code::BadExperts, message).on_tensor(name));
-                        }
-                    }
-                }
-                let stacked = stack(&arrays, 0);
-                let stacked = stacked
-                    .map_err(|error| Fault::new(Code::BadExperts, error.what()).on_tensor(name))?;
-                Ok(Some(Weight::Float(stacked)))
-            }
+            Some(Place::In(index)) => Ok(self.files[*index].tensor(name).map(Weight::Float)),
+            Some(Place::Stacked(experts)) => self.stacked(experts).map(Some),
         }
+    }
+}
+
+impl Folder {
+    fn stacked(&self, experts: &BTreeMap<u32, (usize, String)>) -> Result<Weight, Fault> {
+        let mut all: Option<(Tensor, BytesMut)> = None;
+        for (position, (expert, (index, name))) in experts.iter().enumerate() {
+            let tensor = self.files[*index].tensor(name);
+            let Some(tensor) = tensor.filter(|_| *expert as usize == position) else {
+                let message = format!("expert {position} of its group is missing");
+                return Err(Fault::new(Code::BadExperts, message).on_tensor(name));
+            };
+            let (first, bytes) = all.get_or_insert_with(|| (tensor.clone(), BytesMut::new()));
+            if (first.dtype, &first.shape) != (tensor.dtype, &tensor.shape) {
+                let message = format!(
+                    "is {} {:?} where the first expert's is {} {:?}",
+                    tensor.dtype, tensor.shape, first.dtype, first.shape
+                );
+                return Err(Fault::new(Code::BadExperts, message).on_tensor(name));
+            }
+            bytes.extend_from_slice(&tensor.bytes);
+        }
+        let (Tensor { dtype, mut shape, .. }, bytes) =
+            all.ok_or_else(|| Fault::new(Code::BadExperts, "a group has no experts"))?;
+        shape.insert(0, experts.len() as i32);
+        Ok(Weight::Float(Tensor { dtype, shape, bytes: bytes.freeze() }))
     }
 }

@@ -1,4 +1,6 @@
 //! Where a model's weights come from: a store's blobs, or a folder as it was downloaded.
+//!
+//! What leaves are bytes of mapped files: nothing is copied before something computes with it.
 
 mod blobs;
 mod file;
@@ -7,37 +9,85 @@ mod folder;
 pub use blobs::Blobs;
 pub use folder::Folder;
 
+use bytes::Bytes;
 use mlx_rs::Array;
+use mlx_rs::error::Exception;
 
+use crate::dtype::Dtype;
 use crate::fault::Fault;
-use crate::format::Mode;
+use crate::mlx::{self, Packing};
+
+/// A tensor's elements, row-major and little-endian, wherever they are.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// Of an element.
+    pub dtype: Dtype,
+    /// Elements of each axis.
+    pub shape: Vec<i32>,
+    /// As many as dtype and shape need.
+    pub bytes: Bytes,
+}
+
+impl Tensor {
+    /// An array of MLX, which has a copy of the elements.
+    ///
+    /// # Errors
+    /// For a dtype that MLX lacks.
+    pub fn array(&self) -> Result<Array, Exception> {
+        let shape: Vec<u64> = self.shape.iter().map(|&axis| axis.unsigned_abs().into()).collect();
+        Ok(mlx::from_bytes(&self.bytes, self.dtype, &shape)?)
+    }
+
+    /// Elements of the last axis; 0 of a tensor without axes.
+    pub fn last(&self) -> i32 {
+        self.shape.last().copied().unwrap_or(0)
+    }
+}
 
 /// A tensor as it is stored.
 #[derive(Clone, Debug)]
 pub enum Weight {
     /// Not quantized, in the dtype of the file.
-    Float(Array),
+    Float(Tensor),
     /// Quantized along its last axis.
-    Quantized(Quantized),
+    Quantized(QuantizedTensor),
 }
 
-/// A quantized tensor: MLX's arrays and how to read them.
+/// The parts of a quantized tensor; see [`mlx::Quantized`].
 #[derive(Clone, Debug)]
-pub struct Quantized {
+pub struct QuantizedTensor {
     /// Packed elements, U32, `[…, out, in × bits / 32]`.
-    pub weight: Array,
+    pub weight: Tensor,
     /// Scales, `[…, out, in / group]`.
-    pub scales: Array,
+    pub scales: Tensor,
     /// Biases (affine only), as the scales.
-    pub biases: Option<Array>,
+    pub biases: Option<Tensor>,
     /// Multiplies the whole tensor, F32: `[]`, `[1]`, or `[experts]` for stacked ones.
-    pub global_scale: Option<Array>,
-    /// MLX's mode.
-    pub mode: Mode,
-    /// Bits of an element.
-    pub bits: i32,
-    /// Elements that share a scale.
-    pub group: i32,
+    pub global_scale: Option<Tensor>,
+    /// How it is packed.
+    pub packing: Packing,
+}
+
+impl QuantizedTensor {
+    /// The same as arrays of MLX.
+    ///
+    /// # Errors
+    /// For what MLX lacks.
+    pub fn arrays(&self) -> Result<mlx::Quantized, Exception> {
+        let maybe = |tensor: &Option<Tensor>| tensor.as_ref().map(Tensor::array).transpose();
+        Ok(mlx::Quantized {
+            weight: self.weight.array()?,
+            scales: self.scales.array()?,
+            biases: maybe(&self.biases)?,
+            global_scale: maybe(&self.global_scale)?,
+            packing: self.packing,
+        })
+    }
+
+    /// Elements of the last axis.
+    pub fn columns(&self) -> i32 {
+        self.scales.last() * self.packing.group
+    }
 }
 
 /// Where weights come from. Names are those of whole tensors, without the companions of
@@ -46,5 +96,8 @@ pub trait TensorSource {
     /// Every tensor's name.
     fn names(&self) -> Vec<String>;
     /// A tensor by name; `None` when there is none.
+    ///
+    /// # Errors
+    /// What is wrong with a tensor that is there.
     fn tensor(&self, name: &str) -> Result<Option<Weight>, Fault>;
 }
