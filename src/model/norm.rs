@@ -19,7 +19,7 @@ pub struct Norm {
     eps: f32,
     centred: bool,
     /// On the CPU, where lathe's own kernels have it.
-    native: Option<RmsNorm>,
+    native: Option<Box<RmsNorm>>,
 }
 
 impl Norm {
@@ -65,7 +65,7 @@ impl Norm {
         let plain = weight.as_ref().is_none_or(|weight| weight.ndim() == 1);
         let native = if to.compute.on_cpu && !centred && plain {
             let weight = to.made(|| weight.as_ref().map(native::floats).transpose())?;
-            Some(RmsNorm { weight, eps })
+            Some(Box::new(RmsNorm { weight, eps }))
         } else {
             None
         };
@@ -104,7 +104,7 @@ impl Norm {
 
     /// The same for lathe's own kernels, where they have it.
     pub fn native(&self) -> Option<&RmsNorm> {
-        self.native.as_ref()
+        self.native.as_deref()
     }
 
     /// The weight, where there is one.

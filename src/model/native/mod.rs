@@ -258,7 +258,7 @@ impl Native {
             let inputs = row_major(views);
             let natives: Vec<&Native> = matrices.iter().map(|native| &**native).collect();
             let mut outs: Vec<&mut [f32]> =
-                outs.iter_mut().map(|out| cast_slice_mut(&mut **out)).collect();
+                outs.iter_mut().map(|out| cast_slice_mut(out)).collect();
             multiply(&natives, cast_slice(&inputs[0]), &mut outs);
         });
         Ok(made?)

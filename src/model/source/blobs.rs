@@ -107,12 +107,7 @@ impl TensorSource for Blobs {
         }
         let global_scale = file.tensor(&format!("{name}{GLOBAL_SCALE}"));
         let packing = Packing { mode, bits, group };
-        Ok(Some(Weight::Quantized(QuantizedTensor {
-            weight,
-            scales,
-            biases,
-            global_scale,
-            packing,
-        })))
+        let quantized = QuantizedTensor { weight, scales, biases, global_scale, packing };
+        Ok(Some(Weight::Quantized(Box::new(quantized))))
     }
 }

@@ -50,7 +50,7 @@ pub enum Weight {
     /// Not quantized, in the dtype of the file.
     Float(Tensor),
     /// Quantized along its last axis.
-    Quantized(QuantizedTensor),
+    Quantized(Box<QuantizedTensor>),
 }
 
 /// The parts of a quantized tensor; see [`mlx::Quantized`].
