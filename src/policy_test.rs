@@ -364,7 +364,7 @@ mod tests {
             tensors: {'model.layers.{0..1}.self_attn.v_proj.weight': [128, 128]}\n    \
             snapshot: [int4]\n    expect: {int4: {model.layers.1.self_attn.v_proj.weight: int4}}\n";
         std::fs::write(&path, case).unwrap();
-        let library = Library::built_in().unwrap();
+        let library = Library::built_in();
         let report = run(&library, &path, true).unwrap();
         assert!(report.updated);
         assert_eq!(report.failures.len(), 1);

@@ -63,7 +63,7 @@ pub fn with_policy(
     let entry = match policy {
         None => library.find(&architecture(&inventory.config)?, role),
         Some(name) => library.get(name).ok_or_else(|| {
-            let near = crate::format::nearest(name, library.iter().map(|e| e.file.name.as_str()));
+            let near = crate::format::nearest(name, library.names());
             let fault = crate::fault::Fault::new(
                 crate::fault::Code::NoPolicy,
                 format!("no policy is named `{name}`"),

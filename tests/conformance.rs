@@ -180,7 +180,7 @@ fn differences(case: &Case, request: &str, expected: &Expected, plan: &Plan) -> 
 
 /// Every request of every case of a folder agrees.
 fn agree(folder: &str) {
-    let library = Library::built_in().unwrap();
+    let library = Library::built_in();
     let mut wrong = Vec::new();
     let mut compared = 0;
     for case in cases(folder) {
@@ -225,7 +225,7 @@ fn sources_agree() {
 /// be asked for.
 #[test]
 fn requests_on_quantized_sources() {
-    let library = Library::built_in().unwrap();
+    let library = Library::built_in();
     for case in cases("sources") {
         for (request, expected) in &case.expected {
             if expected.rejected_at.is_none() {

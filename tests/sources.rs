@@ -69,7 +69,7 @@ fn folders() -> Vec<PathBuf> {
 }
 
 fn planned(dir: &Path, request: Request) -> Result<(Plan, Inventory), Faults> {
-    let library = Library::built_in()?;
+    let library = Library::built_in();
     let inventory = lathe::read::folder(dir)?;
     let classified = lathe::classify::classify(&inventory)?;
     let architecture = plan::architecture(&inventory.config)?;

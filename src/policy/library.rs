@@ -2,10 +2,9 @@
 //! replaces an earlier one of the same name.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use indexmap::IndexMap;
-use rayon::prelude::*;
 
 use super::compile::Policy;
 use super::file::{PolicyFile, Role};
@@ -52,33 +51,75 @@ impl Entry {
     }
 }
 
+/// A policy that is compiled in. Reading all of them would be most of the work of planning a small
+/// model, so each is read when it is asked for.
+#[derive(Debug)]
+struct BuiltIn {
+    /// Of the policy, and of its file.
+    name: &'static str,
+    file: &'static str,
+    body: &'static str,
+    read: OnceLock<Arc<Entry>>,
+}
+
+static BUILT_IN: LazyLock<Vec<BuiltIn>> = LazyLock::new(|| {
+    let stem = |file: &'static str| {
+        let name = file.strip_prefix("architectures/").unwrap_or(file);
+        name.rsplit_once('.').map_or(name, |(stem, _)| stem)
+    };
+    let files = built_in::ARCHITECTURES.iter();
+    let built_in = |&(file, body)| BuiltIn { name: stem(file), file, body, read: OnceLock::new() };
+    files.map(built_in).collect()
+});
+
+impl BuiltIn {
+    fn entry(&self) -> &Arc<Entry> {
+        self.read.get_or_init(|| {
+            let entry = Entry::read(self.file, self.body.to_string(), true);
+            Arc::new(entry.expect("tested: the built-in policies"))
+        })
+    }
+}
+
+#[derive(Debug)]
+enum Slot {
+    BuiltIn(&'static BuiltIn),
+    Read(Arc<Entry>),
+}
+
+impl Slot {
+    fn entry(&self) -> &Arc<Entry> {
+        match self {
+            Slot::BuiltIn(built_in) => built_in.entry(),
+            Slot::Read(entry) => entry,
+        }
+    }
+
+    /// Whether the policy's text has a word, in any case: what lacks it need not be read for it.
+    fn may_name(&self, word: &str) -> bool {
+        let Slot::BuiltIn(built_in) = self else { return true };
+        let mut windows = built_in.body.as_bytes().windows(word.len().max(1));
+        windows.any(|window| window.eq_ignore_ascii_case(word.as_bytes()))
+    }
+}
+
 /// All policies that are known, by name.
 #[derive(Debug, Default)]
 pub struct Library {
-    entries: IndexMap<String, Arc<Entry>>,
+    entries: IndexMap<String, Slot>,
 }
 
 impl Library {
     /// The policies that are compiled in.
-    pub fn built_in() -> Result<Library, Faults> {
-        // Reading so much YAML is most of the work of planning a small model: all cores do it.
-        let read: Vec<_> = built_in::ARCHITECTURES
-            .par_iter()
-            .map(|(name, body)| Entry::read(name, (*body).to_string(), true))
-            .collect();
-        let mut library = Library::default();
-        let mut faults = Faults::default();
-        for entry in read {
-            if let Some(entry) = faults.absorb(entry.map_err(Faults::from)) {
-                library.insert(entry);
-            }
-        }
-        faults.or(library)
+    pub fn built_in() -> Library {
+        let slots = BUILT_IN.iter();
+        let entries = slots.map(|slot| (slot.name.to_string(), Slot::BuiltIn(slot))).collect();
+        Library { entries }
     }
 
     /// The built-in policies, those of the user's folder, and those of `--policy-dir`.
     pub fn load(policy_dir: Option<&Path>) -> Result<Library, Faults> {
-        let mut library = Library::built_in()?;
+        let mut library = Library::built_in();
         if let Some(dir) = user_folder().filter(|dir| dir.is_dir()) {
             library.add_folder(&dir)?;
         }
@@ -113,18 +154,23 @@ impl Library {
     /// Adds a policy, in the place of one of the same name; gives its name.
     fn insert(&mut self, entry: Entry) -> String {
         let name = entry.file.name.clone();
-        self.entries.insert(name.clone(), Arc::new(entry));
+        self.entries.insert(name.clone(), Slot::Read(Arc::new(entry)));
         name
     }
 
     /// All policies.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Entry>> {
-        self.entries.values()
+        self.entries.values().map(Slot::entry)
+    }
+
+    /// All names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
     }
 
     /// A policy by name.
     pub fn get(&self, name: &str) -> Option<&Arc<Entry>> {
-        self.entries.get(name)
+        self.entries.get(name).map(Slot::entry)
     }
 
     /// The policy for an architecture: one that names it, in any case, for the role; else (for
@@ -136,8 +182,10 @@ impl Library {
                 names.any(|name| name.eq_ignore_ascii_case(architecture))
             })
         };
+        let may_name = self.entries.values().filter(|slot| slot.may_name(architecture));
+        let of_name: Vec<&Arc<Entry>> = may_name.map(Slot::entry).filter(named).collect();
         // A later entry replaces an earlier one, so among several the last that was added wins.
-        let of_role = |role| self.iter().filter(|e| e.file.role == role).filter(named).last();
+        let of_role = |role| of_name.iter().rfind(|entry| entry.file.role == role).copied();
         match role {
             Role::Draft => of_role(Role::Draft).or_else(|| of_role(Role::Target)),
             // A draft's folder may also be made into a model by itself, to be attached later.
@@ -157,7 +205,7 @@ impl Library {
             let fault =
                 |message: String| child.document.fault(Code::PolicyName, path!["extends"], message);
             let Some(found) = self.get(&parent) else {
-                let near = crate::format::nearest(&parent, self.entries.keys().map(String::as_str));
+                let near = crate::format::nearest(&parent, self.names());
                 let fault = fault(format!("no policy is named `{parent}`"));
                 return Err(match near {
                     Some(near) => fault.help(format!("did you mean `{near}`?")),
@@ -201,4 +249,27 @@ pub fn policy_files(dir: &Path) -> Result<Vec<PathBuf>, Fault> {
     }
     files.sort();
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_built_in_policy_can_be_read_and_is_named_as_its_file() {
+        assert!(BUILT_IN.len() > 20);
+        for built_in in BUILT_IN.iter() {
+            assert_eq!(built_in.entry().file.name, built_in.name);
+        }
+    }
+
+    #[test]
+    fn an_architecture_is_found_in_any_case_and_what_does_not_name_it_is_not_read() {
+        let library = Library::built_in();
+        let found = library.find("LLAMAforcausallm", Role::Target).unwrap();
+        assert_eq!(found.file.name, "llama");
+        assert_eq!(library.find("NobodyForCausalLM", Role::Target).unwrap().file.name, "base");
+        let unread = Slot::BuiltIn(&BUILT_IN[0]);
+        assert!(unread.may_name(&BUILT_IN[0].body[..9]) && !unread.may_name("NobodyForCausalLM"));
+    }
 }

@@ -31,9 +31,8 @@ pub fn run(args: &Show) -> Result<(), ui::Failure> {
     };
     let library = args.policies.library()?;
     let Some(entry) = library.get(name) else {
-        let names = library.iter().map(|entry| entry.file.name.as_str());
         let fault = Fault::new(Code::NoPolicy, format!("no policy is named `{name}`"));
-        let near = crate::format::nearest(name, names);
+        let near = crate::format::nearest(name, library.names());
         return Err(Faults::from(match near {
             Some(near) => fault.help(format!("did you mean `{near}`?")),
             None => fault.help("`lathe policy list` has them all"),
