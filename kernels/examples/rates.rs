@@ -1,8 +1,11 @@
 //! Rates of products with one row, of matrices that are not in any cache, as those of a model are
-//! not: `cargo run --release --example rates [FORM]`.
-use std::time::Instant;
+//! not: `cargo run --release --example rates -- [--cached] [FORM]`. With `--cached`, of one matrix
+//! over and over, which shows what the loops can do. All processors that the process may use take
+//! part: `taskset -c 0` leaves one. Each number is the best of many short runs, as others' work
+//! only ever makes one longer.
+use std::time::{Duration, Instant};
 
-use lathe_kernels::{Form, Gemm, Matrix, product};
+use lathe_kernels::{Form, Gemm, Matrix, Scales, product};
 
 #[expect(clippy::too_many_arguments, reason = "BLAS's")]
 unsafe fn none(
@@ -20,57 +23,77 @@ unsafe fn none(
 /// Bytes of all matrices of a measurement, more than a cache holds.
 const ALL: usize = 256 << 20;
 
+/// Bytes of the matrices of a short run, where none shall be in a cache.
+const RUN: usize = 16 << 20;
+
+/// How long is measured.
+const LONG: Duration = Duration::from_millis(400);
+
+fn forms() -> Vec<Form> {
+    let mut forms = vec![Form::F32, Form::Bf16, Form::F16];
+    let affine = |bits, scales| Form::Affine { bits, group: 64, scales };
+    forms.push(affine(4, Scales::Bf16));
+    forms.extend([4, 8, 6, 5, 3, 2].map(|bits| affine(bits, Scales::F32)));
+    forms.extend([Form::Mxfp4, Form::Mxfp8, Form::Nvfp4]);
+    forms
+}
+
 fn main() {
-    let only = std::env::args().nth(1);
-    for form in [
-        Form::F32,
-        Form::Bf16,
-        Form::F16,
-        Form::Affine { bits: 4, group: 64 },
-        Form::Affine { bits: 8, group: 64 },
-        Form::Affine { bits: 6, group: 64 },
-        Form::Mxfp4,
-        Form::Mxfp8,
-        Form::Nvfp4,
-    ] {
-        if only.as_ref().is_some_and(|only| !format!("{form:?}").contains(only)) {
+    let (options, only): (Vec<String>, Vec<String>) =
+        std::env::args().skip(1).partition(|argument| argument.starts_with("--"));
+    let cached = options.iter().any(|option| option == "--cached");
+    let sizes = [(49152, 576), (1536, 576), (576, 1536), (4096, 4096), (192, 576)];
+    for form in forms() {
+        if !only.iter().all(|only| format!("{form:?}").contains(only)) {
             continue;
         }
-        for (rows, columns) in [(49152, 576), (1536, 576), (576, 1536), (4096, 4096), (192, 576)] {
-            let n = rows * columns;
-            let count = (ALL / (n * form.bits() / 8)).max(1);
-            let weight = vec![0x35u8; n * form.bits() / 8 * count];
-            let (group, bytes) = form.group().unwrap_or((1, 0));
-            let fill = if form == Form::Nvfp4 { 0x38u8 } else { 0x3f };
-            let scales = vec![fill; n / group * bytes * count];
-            let biases = if matches!(form, Form::Affine { .. }) { scales.clone() } else { vec![] };
-            let x = vec![0.5f32; columns];
-            let mut out = vec![0f32; rows];
-            let mut best = f64::MAX;
-            for _ in 0..5 {
-                let begin = Instant::now();
-                for i in 0..count {
-                    let part = |all: &[u8]| i * all.len() / count..(i + 1) * all.len() / count;
-                    let matrix = Matrix {
-                        form,
-                        rows,
-                        columns,
-                        weight: &weight[part(&weight)],
-                        scales: &scales[part(&scales)],
-                        biases: &biases[part(&biases)],
-                        factor: 1.0,
-                    };
-                    product(&x, &matrix, &mut out, Gemm(none));
-                }
-                best = best.min(begin.elapsed().as_secs_f64() / count as f64);
+        for (rows, columns) in sizes {
+            if cached && rows * columns > 1 << 20 {
+                continue;
             }
-            let bytes = (weight.len() + scales.len() + biases.len()) as f64 / count as f64;
-            println!(
-                "{rows}x{columns} {form:?}: {:.0} us, {:.1} G elements/s, {:.1} GB/s",
-                best * 1e6,
-                n as f64 / best / 1e9,
-                bytes / best / 1e9
-            );
+            measure(form, rows, columns, cached);
         }
     }
+}
+
+fn measure(form: Form, rows: usize, columns: usize, cached: bool) {
+    let n = rows * columns;
+    let bytes = n * form.bits() / 8;
+    let count = if cached { 1 } else { (ALL / bytes).max(1) };
+    let weight = vec![0x35u8; bytes * count];
+    let (group, bytes) = form.group().unwrap_or((1, 0));
+    let fill = if form == Form::Nvfp4 { 0x38u8 } else { 0x3f };
+    let scales = vec![fill; n / group * bytes * count];
+    let biases = if matches!(form, Form::Affine { .. }) { scales.clone() } else { vec![] };
+    let x = vec![0.5f32; columns];
+    let mut out = vec![0f32; rows];
+    let run = (RUN / (n * form.bits() / 8)).max(1);
+    let mut best = f64::MAX;
+    let mut next = 0;
+    let start = Instant::now();
+    while start.elapsed() < LONG {
+        let begin = Instant::now();
+        for _ in 0..run {
+            let part = |all: &[u8]| next * all.len() / count..(next + 1) * all.len() / count;
+            let matrix = Matrix {
+                form,
+                rows,
+                columns,
+                weight: &weight[part(&weight)],
+                scales: &scales[part(&scales)],
+                biases: &biases[part(&biases)],
+                factor: 1.0,
+            };
+            product(&x, &matrix, &mut out, Gemm(none));
+            next = (next + 1) % count;
+        }
+        best = best.min(begin.elapsed().as_secs_f64() / run as f64);
+    }
+    let bytes = (weight.len() + scales.len() + biases.len()) as f64 / count as f64;
+    println!(
+        "{rows}x{columns} {form:?}: {:.0} us, {:.1} G elements/s, {:.1} GB/s",
+        best * 1e6,
+        n as f64 / best / 1e9,
+        bytes / best / 1e9
+    );
 }

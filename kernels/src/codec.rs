@@ -114,6 +114,14 @@ impl Scale for Single {
     }
 }
 
+impl Scale for Bf16 {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    fn of(bytes: &[u8]) -> f32 {
+        f32::from_bits(u32::from(bytes[0]) << 16 | u32::from(bytes[1]) << 24)
+    }
+}
+
 impl Scale for E8m0 {
     const BYTES: usize = 1;
     #[inline(always)]

@@ -31,12 +31,14 @@ pub enum Form {
     F16,
     /// The upper half of a single.
     Bf16,
-    /// Whole numbers of so many bits (2 to 6, or 8), with a scale and a bias (f32) for each group.
+    /// Whole numbers of so many bits (2 to 6, or 8), with a scale and a bias for each group.
     Affine {
         /// Bits of an element.
         bits: u8,
         /// Elements of a group.
         group: usize,
+        /// How scales and biases are stored.
+        scales: Scales,
     },
     /// E2M1 with an E8M0 scale for 32.
     Mxfp4,
@@ -44,6 +46,25 @@ pub enum Form {
     Mxfp8,
     /// E2M1 with an E4M3 scale for 16.
     Nvfp4,
+}
+
+/// How the scales and biases of [`Form::Affine`] are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scales {
+    /// IEEE single: 4 bytes each.
+    F32,
+    /// The upper half of a single: 2 bytes each.
+    Bf16,
+}
+
+impl Scales {
+    /// Bytes of one.
+    pub fn bytes(self) -> usize {
+        match self {
+            Scales::F32 => 4,
+            Scales::Bf16 => 2,
+        }
+    }
 }
 
 impl Form {
@@ -62,7 +83,7 @@ impl Form {
     pub fn group(self) -> Option<(usize, usize)> {
         match self {
             Form::F32 | Form::F16 | Form::Bf16 => None,
-            Form::Affine { group, .. } => Some((group, 4)),
+            Form::Affine { group, scales, .. } => Some((group, scales.bytes())),
             Form::Mxfp4 | Form::Mxfp8 => Some((32, 1)),
             Form::Nvfp4 => Some((16, 1)),
         }
@@ -91,9 +112,9 @@ pub struct Matrix<'a> {
     pub columns: usize,
     /// The elements.
     pub weight: &'a [u8],
-    /// A scale for each group; f32 for affine, bytes for the others, empty for floats.
+    /// A scale for each group; as [`Scales`] says for affine, bytes for the others, empty for floats.
     pub scales: &'a [u8],
-    /// A bias (f32) for each group of affine ones; else empty.
+    /// A bias for each group of affine ones, stored as the scales are; else empty.
     pub biases: &'a [u8],
     /// Multiplies all.
     pub factor: f32,

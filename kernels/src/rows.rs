@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 
 use super::codec::{Bf16, Codec, E4M3_FACTOR, E4m3, E8m0, F16, F32, Fp4, Fp8, One, Scale};
 use super::codec::{Eight, Single, Whole};
-use super::{Columns, Form, Matrix};
+use super::{Columns, Form, Matrix, Scales};
 
 /// Vectors of eight floats.
 ///
@@ -238,14 +238,28 @@ pub unsafe fn by_form<I: DecodesAll>(matrix: &Matrix, work: Work) {
             Form::Mxfp4 => Loop::<I, Fp4, E8m0>::run(matrix, 32, 1.0, work),
             Form::Nvfp4 => Loop::<I, Fp4, E4m3>::run(matrix, 16, 1.0, work),
             Form::Mxfp8 => Loop::<I, Fp8, E8m0>::run(matrix, 32, E4M3_FACTOR, work),
-            Form::Affine { bits, group } => match bits {
-                2 => Loop::<I, Whole<2>, Single>::run(matrix, group, 1.0, work),
-                3 => Loop::<I, Whole<3>, Single>::run(matrix, group, 1.0, work),
-                4 => Loop::<I, Whole<4>, Single>::run(matrix, group, 1.0, work),
-                5 => Loop::<I, Whole<5>, Single>::run(matrix, group, 1.0, work),
-                6 => Loop::<I, Whole<6>, Single>::run(matrix, group, 1.0, work),
-                _ => Loop::<I, Whole<8>, Single>::run(matrix, group, 1.0, work),
-            },
+            Form::Affine { scales: Scales::F32, .. } => affine::<I, Single>(matrix, work),
+            Form::Affine { scales: Scales::Bf16, .. } => affine::<I, Bf16>(matrix, work),
+        }
+    }
+}
+
+/// [`by_form`] for whole numbers.
+///
+/// # Safety
+/// As that.
+#[inline(always)]
+unsafe fn affine<I: DecodesAll, S: Scale>(matrix: &Matrix, work: Work) {
+    let group = matrix.form.group().map_or(matrix.columns, |(group, _)| group);
+    // SAFETY: as the caller says.
+    unsafe {
+        match matrix.form.bits() {
+            2 => Loop::<I, Whole<2>, S>::run(matrix, group, 1.0, work),
+            3 => Loop::<I, Whole<3>, S>::run(matrix, group, 1.0, work),
+            4 => Loop::<I, Whole<4>, S>::run(matrix, group, 1.0, work),
+            5 => Loop::<I, Whole<5>, S>::run(matrix, group, 1.0, work),
+            6 => Loop::<I, Whole<6>, S>::run(matrix, group, 1.0, work),
+            _ => Loop::<I, Whole<8>, S>::run(matrix, group, 1.0, work),
         }
     }
 }
@@ -292,7 +306,7 @@ impl<I: Decodes<C>, C: Codec, S: Scale> Loop<I, C, S> {
             let part = matrix.part(row, 1);
             // SAFETY: as the caller says.
             let mut totals = unsafe { Self::dot::<N>(&part, group, &x) };
-            let biases = part.biases.chunks_exact(4).map(Single::of).enumerate();
+            let biases = part.biases.chunks_exact(S::BYTES.max(1)).map(S::of).enumerate();
             for (at, bias) in biases {
                 for (i, total) in totals.iter_mut().enumerate() {
                     *total += bias * sums[i * groups + at];
@@ -409,9 +423,10 @@ impl<I: Decodes<C>, C: Codec, S: Scale> Loop<I, C, S> {
         for row in 0..matrix.rows {
             let out = &mut out[row * columns..(row + 1) * columns];
             let row = matrix.part(row, 1);
+            let mut biases = row.biases.chunks_exact(S::BYTES.max(1));
             for at in 0..columns.div_ceil(group) {
                 let scale = S::of(&row.scales[at * S::BYTES..]) * factor;
-                let bias = row.biases.get(at * 4..at * 4 + 4).map_or(0.0, Single::of) * factor;
+                let bias = biases.next().map_or(0.0, S::of) * factor;
                 let weights = &row.weight[at * group / 8 * C::BYTES..];
                 // SAFETY: as the caller says.
                 unsafe {

@@ -39,6 +39,16 @@ impl Stored {
         let floats = |count: usize, random: &mut Random| -> Vec<u8> {
             (0..count).flat_map(|_| random.float().to_le_bytes()).collect()
         };
+        let stored = |count: usize, random: &mut Random| -> Vec<u8> {
+            let all = floats(count, random);
+            match form {
+                // The upper halves.
+                Form::Affine { scales: Scales::Bf16, .. } => {
+                    all.chunks_exact(4).flat_map(|single| [single[2], single[3]]).collect()
+                }
+                _ => all,
+            }
+        };
         let weight = match form {
             Form::F32 => floats(count, &mut random),
             Form::F16 => {
@@ -57,11 +67,11 @@ impl Stored {
         let groups = form.group().map_or(0, |(group, _)| count / group);
         let affine = matches!(form, Form::Affine { .. });
         let scales = match form {
-            _ if affine => floats(groups, &mut random),
+            _ if affine => stored(groups, &mut random),
             Form::Nvfp4 => (0..groups).map(|_| (random.next() % 0x7f) as u8).collect(),
             _ => (0..groups).map(|_| (120 + random.next() % 12) as u8).collect(),
         };
-        let biases = if affine { floats(groups, &mut random) } else { Vec::new() };
+        let biases = if affine { stored(groups, &mut random) } else { Vec::new() };
         Stored { form, rows, columns, weight, scales, biases }
     }
 
@@ -103,9 +113,15 @@ impl Stored {
             Form::F32 => single(&self.weight, at),
             Form::F16 => f16::from_le_bytes(half(at)).to_f64(),
             Form::Bf16 => bf16::from_le_bytes(half(at)).to_f64(),
-            Form::Affine { bits: width, group } => {
-                f64::from(bits(width.into())) * single(&self.scales, at / group)
-                    + single(&self.biases, at / group)
+            Form::Affine { bits: width, group, scales } => {
+                let stored = |bytes: &[u8], at: usize| match scales {
+                    Scales::F32 => single(bytes, at),
+                    Scales::Bf16 => {
+                        bf16::from_le_bytes([bytes[2 * at], bytes[2 * at + 1]]).to_f64()
+                    }
+                };
+                f64::from(bits(width.into())) * stored(&self.scales, at / group)
+                    + stored(&self.biases, at / group)
             }
             Form::Mxfp4 => e2m1(bits(4)) * power(at / 32),
             Form::Nvfp4 => e2m1(bits(4)) * e4m3(self.scales[at / 16]),
@@ -128,10 +144,15 @@ fn forms() -> Vec<(Form, usize)> {
         (Form::Nvfp4, 16),
         (Form::Mxfp4, 192),
         (Form::Nvfp4, 128),
-        (Form::Affine { bits: 4, group: 32 }, 128),
+        (Form::Affine { bits: 4, group: 32, scales: Scales::F32 }, 128),
     ];
     for bits in [2, 3, 4, 5, 6, 8] {
-        forms.extend([32, 64, 128].map(|group| (Form::Affine { bits, group }, group * 3)));
+        for group in [32, 64, 128] {
+            let form = |scales| Form::Affine { bits, group, scales };
+            forms.push((form(Scales::F32), group * 3));
+            // An even number of groups of 32, and enough for eight biases at once.
+            forms.push((form(Scales::Bf16), group * 10));
+        }
     }
     forms
 }

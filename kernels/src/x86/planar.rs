@@ -6,10 +6,11 @@
 //! block, so that groups smaller than a block are lanes with a scale of their own.
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 
-use crate::codec::{E4M3_FACTOR, Scale, Single};
+use crate::codec::{Bf16, E4M3_FACTOR, Scale, Single};
 use crate::rows::Target;
-use crate::{Form, Matrix};
+use crate::{Form, Matrix, Scales};
 
 /// Bytes by which weights are fetched ahead.
 const AHEAD: usize = 4096;
@@ -17,8 +18,8 @@ const AHEAD: usize = 4096;
 /// Elements of a block, where products with this form are made so.
 fn block(form: Form) -> Option<usize> {
     match form {
-        Form::Affine { bits: 4, group } if group == 32 || group % 64 == 0 => Some(64),
-        Form::Affine { bits: 8, group } if group % 32 == 0 => Some(32),
+        Form::Affine { bits: 4, group, .. } if group == 32 || group % 64 == 0 => Some(64),
+        Form::Affine { bits: 8, group, .. } if group % 32 == 0 => Some(32),
         Form::Mxfp4 | Form::Nvfp4 => Some(64),
         Form::Mxfp8 => Some(32),
         _ => None,
@@ -65,18 +66,26 @@ unsafe fn by_form<const N: usize>(x: &[f32], sums: &[f32], m: &Matrix, to: Targe
     // SAFETY: as the caller says.
     unsafe {
         match m.form {
-            Form::Affine { bits: 4, group: 32 } => {
-                rows::<N, Whole4, Singles2>(x, sums, m, 1, to);
-            }
-            Form::Affine { bits: 4, group } => {
-                rows::<N, Whole4, Singles1>(x, sums, m, group / 64, to);
-            }
-            Form::Affine { group, .. } => {
-                rows::<N, Whole8, Singles1>(x, sums, m, group / 32, to);
-            }
+            Form::Affine { scales: Scales::F32, .. } => affine::<N, Single>(x, sums, m, to),
+            Form::Affine { scales: Scales::Bf16, .. } => affine::<N, Bf16>(x, sums, m, to),
             Form::Mxfp4 => rows::<N, Fp4, Powers2>(x, sums, m, 1, to),
             Form::Nvfp4 => rows::<N, Fp4, Fp8Scales4>(x, sums, m, 1, to),
             _ => rows::<N, Fp8, Powers1>(x, sums, m, 1, to),
+        }
+    }
+}
+
+/// # Safety
+/// As [`product`], with N rows of `x`.
+#[inline(always)]
+unsafe fn affine<const N: usize, S: Stored>(x: &[f32], sums: &[f32], m: &Matrix, to: Target) {
+    let group = m.form.group().map_or(m.columns, |(group, _)| group);
+    // SAFETY: as the caller says.
+    unsafe {
+        match (m.form.bits(), group) {
+            (4, 32) => rows::<N, Whole4, Two<S>>(x, sums, m, 1, to),
+            (4, _) => rows::<N, Whole4, All<S>>(x, sums, m, group / 64, to),
+            _ => rows::<N, Whole8, All<S>>(x, sums, m, group / 32, to),
         }
     }
 }
@@ -169,25 +178,100 @@ unsafe fn eighth<const LEFT: i32>(words: __m256i) -> __m256 {
     }
 }
 
+/// Scales and biases of whole numbers, as they are stored.
+trait Stored: Scale {
+    /// # Safety
+    /// Eight of them at `from`, and AVX2.
+    unsafe fn eight(from: *const u8) -> __m256;
+    /// # Safety
+    /// One at `from`, and AVX2.
+    unsafe fn one(from: *const u8) -> __m256;
+    /// The first in the lower lanes, the second in the upper ones.
+    ///
+    /// # Safety
+    /// Two at `from`, and AVX2.
+    #[inline(always)]
+    unsafe fn two(from: *const u8) -> __m256 {
+        // SAFETY: as the caller says.
+        unsafe { _mm256_blend_ps::<0xf0>(Self::one(from), Self::one(from.add(Self::BYTES))) }
+    }
+}
+
+impl Stored for Single {
+    #[inline(always)]
+    unsafe fn eight(from: *const u8) -> __m256 {
+        // SAFETY: as the caller says.
+        unsafe { _mm256_loadu_ps(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn one(from: *const u8) -> __m256 {
+        // SAFETY: as the caller says.
+        unsafe { _mm256_set1_ps(from.cast::<f32>().read_unaligned()) }
+    }
+}
+
+impl Stored for Bf16 {
+    #[inline(always)]
+    unsafe fn eight(from: *const u8) -> __m256 {
+        // SAFETY: as the caller says.
+        unsafe {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        }
+    }
+    #[inline(always)]
+    unsafe fn one(from: *const u8) -> __m256 {
+        // SAFETY: as the caller says.
+        unsafe {
+            let all = _mm256_set1_epi16(from.cast::<i16>().read_unaligned());
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(all))
+        }
+    }
+}
+
 /// The scales of a block, lane by lane.
-trait Scales {
+trait Lanes {
     /// Bytes of those of a block.
     const BYTES: usize;
+    /// How biases are stored, where there are any.
+    type Biases: Stored;
     /// # Safety
     /// So many bytes at `from`, and AVX2.
     unsafe fn of(from: *const u8) -> __m256;
 }
 
-struct Singles1;
-struct Singles2;
+struct All<S>(PhantomData<S>);
+struct Two<S>(PhantomData<S>);
+
+impl<S: Stored> Lanes for All<S> {
+    const BYTES: usize = S::BYTES;
+    type Biases = S;
+    #[inline(always)]
+    unsafe fn of(from: *const u8) -> __m256 {
+        // SAFETY: as the caller says.
+        unsafe { S::one(from) }
+    }
+}
+
+impl<S: Stored> Lanes for Two<S> {
+    const BYTES: usize = 2 * S::BYTES;
+    type Biases = S;
+    #[inline(always)]
+    unsafe fn of(from: *const u8) -> __m256 {
+        // SAFETY: as the caller says.
+        unsafe { S::two(from) }
+    }
+}
+
 struct Powers1;
 struct Powers2;
 struct Fp8Scales4;
 
 macro_rules! scales {
     ($($name:ident, $bytes:literal, |$from:ident| $body:expr;)+) => {$(
-        impl Scales for $name {
+        impl Lanes for $name {
             const BYTES: usize = $bytes;
+            type Biases = Single;
             #[inline(always)]
             unsafe fn of($from: *const u8) -> __m256 {
                 // SAFETY: as the caller says.
@@ -198,11 +282,6 @@ macro_rules! scales {
 }
 
 scales! {
-    Singles1, 4, |from| _mm256_set1_ps(from.cast::<f32>().read_unaligned());
-    Singles2, 8, |from| {
-        let two = _mm256_castsi256_ps(_mm256_castsi128_si256(_mm_loadl_epi64(from.cast())));
-        _mm256_permutevar8x32_ps(two, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1))
-    };
     Powers1, 1, |from| {
         let word = _mm256_set1_epi32(i32::from(*from));
         power(word)
@@ -240,7 +319,7 @@ unsafe fn power(words: __m256i) -> __m256 {
 /// # Safety
 /// As [`product`], with N rows of `x`.
 #[inline(always)]
-unsafe fn rows<const N: usize, B: Block, S: Scales>(
+unsafe fn rows<const N: usize, B: Block, S: Lanes>(
     x: &[f32],
     sums: &[f32],
     matrix: &Matrix,
@@ -285,10 +364,10 @@ unsafe fn rows<const N: usize, B: Block, S: Scales>(
             }
             for (i, total) in totals.into_iter().enumerate() {
                 let sums = sums.as_ptr().add(i * groups);
-                let total = sum_of(with_biases(total, biases, sums, groups));
+                let total = sum_of(with_biases::<S::Biases>(total, biases, sums, groups));
                 to.put(i, row, total * factor);
             }
-            biases = biases.add(4 * groups);
+            biases = biases.add(S::Biases::BYTES * groups);
         }
     }
 }
@@ -298,7 +377,7 @@ unsafe fn rows<const N: usize, B: Block, S: Scales>(
 /// # Safety
 /// So many biases and sums, and AVX2.
 #[inline(always)]
-unsafe fn with_biases(
+unsafe fn with_biases<S: Stored>(
     mut total: __m256,
     biases: *const u8,
     sums: *const f32,
@@ -308,13 +387,13 @@ unsafe fn with_biases(
     unsafe {
         let whole = groups - groups % 8;
         for at in (0..whole).step_by(8) {
-            let biases = _mm256_loadu_ps(biases.add(4 * at).cast());
+            let biases = S::eight(biases.add(S::BYTES * at));
             total = _mm256_fmadd_ps(biases, _mm256_loadu_ps(sums.add(at)), total);
         }
         let mut rest = 0.0;
         for at in whole..groups {
-            let bias = Single::of(std::slice::from_raw_parts(biases.add(4 * at), 4));
-            rest += bias * *sums.add(at);
+            let bias = std::slice::from_raw_parts(biases.add(S::BYTES * at), S::BYTES);
+            rest += S::of(bias) * *sums.add(at);
         }
         _mm256_add_ps(total, _mm256_castps128_ps256(_mm_set_ss(rest)))
     }
