@@ -93,7 +93,7 @@ impl<'a> Rows<'a> {
     pub fn new(x: &'a [f32], columns: usize, form: Form) -> Rows<'a> {
         #[cfg(target_arch = "x86_64")]
         if let Some(arranged) = super::x86::planar::arrange(x, columns, form) {
-            return Rows { x: arranged.into(), columns, sums: sums_of(x, form), planar: true };
+            return Rows { x: arranged, columns, sums: sums_of(x, form), planar: true };
         }
         Rows::in_order(x, columns, form)
     }

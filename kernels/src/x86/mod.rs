@@ -1,6 +1,8 @@
 //! AVX2, FMA and F16C: every x86 since 2013.
 
+mod blocks;
 pub mod planar;
+mod scales;
 
 use std::arch::x86_64::*;
 

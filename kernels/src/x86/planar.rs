@@ -1,373 +1,262 @@
-//! Dot products with 4- and 8-bit rows, whose elements are decoded a plane at a time.
+//! Dot products with rows whose elements are decoded a plane at a time.
 //!
-//! Eight words of 32 bits hold a block: 64 elements of 4 bits or 32 of 8. The k-th element of each
-//! word is a plane, which a shift by the same number of bits decodes at once; `x` is put in the
-//! order of planes beforehand ([`arrange`]). Lane l of a plane belongs to the l-th eighth of the
-//! block, so that groups smaller than a block are lanes with a scale of their own.
+//! Eight words hold a block, such as 64 elements of 4 bits or 32 of 8. The k-th element of each
+//! word is a plane, which a mask decodes at once ([`super::blocks`]); `x` is put in the order of
+//! planes beforehand ([`arrange`]). Groups smaller than a block are lanes or planes with a scale of
+//! their own ([`super::scales`]). Two rows of a matrix share what is read of a single `x`.
 
 use std::arch::x86_64::*;
-use std::marker::PhantomData;
+use std::borrow::Cow;
 
-use crate::codec::{Bf16, E4M3_FACTOR, Scale, Single};
+use super::blocks::Block;
+use super::scales::{All, Halves, Lanes, Power, Powers, Quarters, Stored, Unscaled};
+use crate::codec::{Bf16, F16, F32, Fp4, Fp8, Scale, Single, Whole};
 use crate::rows::Target;
 use crate::{Form, Matrix, Scales};
 
-/// Bytes by which weights are fetched ahead.
+/// Bytes by which weights are fetched ahead: the hardware's own prefetching stops at each page.
 const AHEAD: usize = 4096;
 
-/// Elements of a block, where products with this form are made so.
-fn block(form: Form) -> Option<usize> {
-    match form {
-        Form::Affine { bits: 4, group, .. } if group == 32 || group % 64 == 0 => Some(64),
-        Form::Affine { bits: 8, group, .. } if group % 32 == 0 => Some(32),
-        Form::Mxfp4 | Form::Nvfp4 => Some(64),
-        Form::Mxfp8 => Some(32),
-        _ => None,
+/// What is done with a form, for its blocks and scales.
+trait Visit: Sized {
+    type Out;
+    /// `together` blocks, at most, share their scales.
+    fn visit<B: Block, S: Lanes>(self, together: usize) -> Self::Out;
+
+    /// `None` where products with such a matrix are made otherwise.
+    fn form(self, form: Form) -> Option<Self::Out> {
+        match form {
+            Form::F32 => Some(self.visit::<F32, Unscaled>(usize::MAX)),
+            Form::F16 => Some(self.visit::<F16, Unscaled>(usize::MAX)),
+            Form::Bf16 => Some(self.visit::<Bf16, Unscaled>(usize::MAX)),
+            Form::Mxfp4 => Some(self.visit::<Fp4, Powers>(1)),
+            Form::Mxfp8 => Some(self.visit::<Fp8, Power>(1)),
+            Form::Nvfp4 => Some(self.visit::<Fp4, Quarters>(1)),
+            Form::Affine { bits, group, scales: Scales::F32 } => self.affine::<Single>(bits, group),
+            Form::Affine { bits, group, scales: Scales::Bf16 } => self.affine::<Bf16>(bits, group),
+        }
+    }
+
+    fn affine<S: Stored>(self, bits: u8, group: usize) -> Option<Self::Out> {
+        match bits {
+            2 => self.whole::<2, S>(group),
+            3 => self.whole::<3, S>(group),
+            4 => self.whole::<4, S>(group),
+            5 => self.whole::<5, S>(group),
+            6 => self.whole::<6, S>(group),
+            _ => self.whole::<8, S>(group),
+        }
+    }
+
+    fn whole<const BITS: usize, S: Stored>(self, group: usize) -> Option<Self::Out> {
+        let block = Whole::<BITS>::ELEMENTS;
+        if group.is_multiple_of(block) {
+            Some(self.visit::<Whole<BITS>, All<S>>(group / block))
+        } else if 2 * group == block {
+            Some(self.visit::<Whole<BITS>, Halves<S>>(1))
+        } else {
+            None
+        }
     }
 }
 
 /// `x` in the order of planes; `None` where products with such a matrix are made otherwise.
-pub fn arrange(x: &[f32], columns: usize, form: Form) -> Option<Vec<f32>> {
-    let block = block(form).filter(|block| columns.is_multiple_of(*block))?;
-    if !super::there() {
-        return None;
-    }
-    let planes = block / 8;
-    let mut arranged = Vec::with_capacity(x.len());
-    for block in x.chunks_exact(block) {
-        for plane in 0..planes {
-            arranged.extend((0..8).map(|lane| block[lane * planes + plane]));
+pub fn arrange(x: &[f32], columns: usize, form: Form) -> Option<Cow<'_, [f32]>> {
+    if super::there() { Arrange { x, columns }.form(form).flatten() } else { None }
+}
+
+struct Arrange<'a> {
+    x: &'a [f32],
+    columns: usize,
+}
+
+impl<'a> Visit for Arrange<'a> {
+    type Out = Option<Cow<'a, [f32]>>;
+
+    fn visit<B: Block, S: Lanes>(self, _: usize) -> Self::Out {
+        if !self.columns.is_multiple_of(B::ELEMENTS) {
+            return None;
         }
+        if B::IN_ORDER {
+            return Some(self.x.into());
+        }
+        let mut places = [(0, 0.0); 64];
+        for (i, place) in places[..B::ELEMENTS].iter_mut().enumerate() {
+            let (element, larger) = B::place(i / 8, i % 8);
+            *place = (element, 1.0 / larger);
+        }
+        let mut arranged = vec![0.0; self.x.len()];
+        let blocks = self.x.chunks_exact(B::ELEMENTS).zip(arranged.chunks_exact_mut(B::ELEMENTS));
+        for (from, to) in blocks {
+            for (to, (element, factor)) in to.iter_mut().zip(&places) {
+                *to = from[*element] * factor;
+            }
+        }
+        Some(arranged.into())
     }
-    Some(arranged)
 }
 
 /// At most four rows of arranged `x` times the rows of a matrix, each to its place.
 ///
 /// # Safety
-/// `x` is [`arrange`]d for the matrix, whose lengths are checked; AVX2 and FMA.
-#[target_feature(enable = "avx2,fma")]
+/// `x` is [`arrange`]d for the matrix, whose lengths are checked, and `sums` are those of its
+/// groups where it has biases; AVX2, FMA and F16C.
 pub unsafe fn product(x: &[f32], sums: &[f32], matrix: &Matrix, to: Target) {
-    // SAFETY: as the caller says.
-    unsafe {
-        match x.len() / matrix.columns {
-            1 => by_form::<1>(x, sums, matrix, to),
-            2 => by_form::<2>(x, sums, matrix, to),
-            3 => by_form::<3>(x, sums, matrix, to),
-            _ => by_form::<4>(x, sums, matrix, to),
-        }
-    }
+    Product { x, sums, matrix, to }.form(matrix.form);
 }
 
-/// # Safety
-/// As [`product`], with N rows of `x`.
-#[inline(always)]
-unsafe fn by_form<const N: usize>(x: &[f32], sums: &[f32], m: &Matrix, to: Target) {
-    // SAFETY: as the caller says.
-    unsafe {
-        match m.form {
-            Form::Affine { scales: Scales::F32, .. } => affine::<N, Single>(x, sums, m, to),
-            Form::Affine { scales: Scales::Bf16, .. } => affine::<N, Bf16>(x, sums, m, to),
-            Form::Mxfp4 => rows::<N, Fp4, Powers2>(x, sums, m, 1, to),
-            Form::Nvfp4 => rows::<N, Fp4, Fp8Scales4>(x, sums, m, 1, to),
-            _ => rows::<N, Fp8, Powers1>(x, sums, m, 1, to),
-        }
-    }
+/// Only [`product`] makes one, whose caller has promised what it needs.
+#[derive(Clone, Copy)]
+struct Product<'a> {
+    x: &'a [f32],
+    sums: &'a [f32],
+    matrix: &'a Matrix<'a>,
+    to: Target,
 }
 
-/// # Safety
-/// As [`product`], with N rows of `x`.
-#[inline(always)]
-unsafe fn affine<const N: usize, S: Stored>(x: &[f32], sums: &[f32], m: &Matrix, to: Target) {
-    let group = m.form.group().map_or(m.columns, |(group, _)| group);
-    // SAFETY: as the caller says.
-    unsafe {
-        match (m.form.bits(), group) {
-            (4, 32) => rows::<N, Whole4, Two<S>>(x, sums, m, 1, to),
-            (4, _) => rows::<N, Whole4, All<S>>(x, sums, m, group / 64, to),
-            _ => rows::<N, Whole8, All<S>>(x, sums, m, group / 32, to),
-        }
-    }
-}
+impl Visit for Product<'_> {
+    type Out = ();
 
-/// A block's elements by their planes.
-trait Block {
-    /// What elements are too small by.
-    const FACTOR: f32;
-    /// Planes of a block.
-    const PLANES: usize;
-    /// So many vectors.
-    type Planes: AsRef<[__m256]>;
-    /// # Safety
-    /// AVX2.
-    unsafe fn planes(words: __m256i) -> Self::Planes;
-}
-
-struct Whole4;
-struct Whole8;
-struct Fp4;
-struct Fp8;
-
-macro_rules! planes {
-    ($($name:ident, $planes:literal, $factor:expr, |$words:ident| $body:expr;)+) => {$(
-        impl Block for $name {
-            const FACTOR: f32 = $factor;
-            const PLANES: usize = $planes;
-            type Planes = [__m256; $planes];
-            #[inline(always)]
-            unsafe fn planes($words: __m256i) -> [__m256; $planes] {
-                // SAFETY: as the caller says.
-                unsafe { $body }
+    fn visit<B: Block, S: Lanes>(self, together: usize) {
+        let blocks = self.matrix.columns / B::ELEMENTS;
+        let together = together.min(blocks);
+        let shape = Shape { blocks, together, scales: blocks / together };
+        // SAFETY: as the type says.
+        unsafe {
+            match self.x.len() / self.matrix.columns {
+                1 => self.rows::<2, 1, B, S>(shape),
+                2 => self.rows::<1, 2, B, S>(shape),
+                3 => self.rows::<1, 3, B, S>(shape),
+                _ => self.rows::<1, 4, B, S>(shape),
             }
+        }
+    }
+}
+
+/// Of a row.
+#[derive(Clone, Copy)]
+struct Shape {
+    blocks: usize,
+    /// Blocks that share scales.
+    together: usize,
+    /// How often there are scales for so many.
+    scales: usize,
+}
+
+/// [`step`] for each plane of a block.
+macro_rules! steps {
+    ($arguments:tt $($plane:literal)+) => {$(
+        if $plane < B::PLANES {
+            step::<M, N, $plane, B> $arguments;
         }
     )+};
 }
 
-macro_rules! whole {
-    ($words:ident, $mask:ident, $($shift:literal)+) => {
-        [$(_mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32::<$shift>($words), $mask)),)+]
-    };
-}
-
-planes! {
-    Whole4, 8, 1.0, |words| {
-        let mask = _mm256_set1_epi32(15);
-        whole!(words, mask, 0 4 8 12 16 20 24 28)
-    };
-    Whole8, 4, 1.0, |words| {
-        let mask = _mm256_set1_epi32(255);
-        whole!(words, mask, 0 8 16 24)
-    };
-    // Bytes of twice each number, from a table, and then made words with their sign.
-    Fp4, 8, 0.5, |words| {
-        let table = _mm256_broadcastsi128_si256(_mm_setr_epi8(
-            0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12,
-        ));
-        let mask = _mm256_set1_epi8(15);
-        let even = _mm256_shuffle_epi8(table, _mm256_and_si256(words, mask));
-        let odd = _mm256_and_si256(_mm256_srli_epi32::<4>(words), mask);
-        let odd = _mm256_shuffle_epi8(table, odd);
-        [
-            byte::<24>(even), byte::<24>(odd), byte::<16>(even), byte::<16>(odd),
-            byte::<8>(even), byte::<8>(odd), byte::<0>(even), byte::<0>(odd),
-        ]
-    };
-    // The sign at its place, and exponent and fraction in a single's, too small by 2^120.
-    Fp8, 4, E4M3_FACTOR, |words| {
-        [eighth::<24>(words), eighth::<16>(words), eighth::<8>(words), eighth::<0>(words)]
-    };
-}
-
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn byte<const LEFT: i32>(words: __m256i) -> __m256 {
-    // SAFETY: as the caller says.
-    unsafe { _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(_mm256_slli_epi32::<LEFT>(words))) }
-}
-
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn eighth<const LEFT: i32>(words: __m256i) -> __m256 {
-    // SAFETY: as the caller says.
-    unsafe {
-        let spread = _mm256_srai_epi32::<4>(_mm256_slli_epi32::<LEFT>(words));
-        let kept = _mm256_set1_epi32(0x87f0_0000_u32.cast_signed());
-        _mm256_castsi256_ps(_mm256_and_si256(spread, kept))
-    }
-}
-
-/// Scales and biases of whole numbers, as they are stored.
-trait Stored: Scale {
-    /// # Safety
-    /// Eight of them at `from`, and AVX2.
-    unsafe fn eight(from: *const u8) -> __m256;
-    /// # Safety
-    /// One at `from`, and AVX2.
-    unsafe fn one(from: *const u8) -> __m256;
-    /// The first in the lower lanes, the second in the upper ones.
+impl Product<'_> {
+    /// All rows of the matrix, M at a time, times N rows of `x`.
     ///
     /// # Safety
-    /// Two at `from`, and AVX2.
-    #[inline(always)]
-    unsafe fn two(from: *const u8) -> __m256 {
-        // SAFETY: as the caller says.
-        unsafe { _mm256_blend_ps::<0xf0>(Self::one(from), Self::one(from.add(Self::BYTES))) }
-    }
-}
-
-impl Stored for Single {
-    #[inline(always)]
-    unsafe fn eight(from: *const u8) -> __m256 {
-        // SAFETY: as the caller says.
-        unsafe { _mm256_loadu_ps(from.cast()) }
-    }
-    #[inline(always)]
-    unsafe fn one(from: *const u8) -> __m256 {
-        // SAFETY: as the caller says.
-        unsafe { _mm256_set1_ps(from.cast::<f32>().read_unaligned()) }
-    }
-}
-
-impl Stored for Bf16 {
-    #[inline(always)]
-    unsafe fn eight(from: *const u8) -> __m256 {
-        // SAFETY: as the caller says.
+    /// AVX2, FMA and F16C, and there are so many rows of `x`.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn rows<const M: usize, const N: usize, B: Block, S: Lanes>(self, shape: Shape) {
+        let rows = self.matrix.rows;
+        let even = rows - rows % M;
+        // SAFETY: as the caller says, and these are rows of the matrix.
         unsafe {
-            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-        }
-    }
-    #[inline(always)]
-    unsafe fn one(from: *const u8) -> __m256 {
-        // SAFETY: as the caller says.
-        unsafe {
-            let all = _mm256_set1_epi16(from.cast::<i16>().read_unaligned());
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(all))
-        }
-    }
-}
-
-/// The scales of a block, lane by lane.
-trait Lanes {
-    /// Bytes of those of a block.
-    const BYTES: usize;
-    /// How biases are stored, where there are any.
-    type Biases: Stored;
-    /// # Safety
-    /// So many bytes at `from`, and AVX2.
-    unsafe fn of(from: *const u8) -> __m256;
-}
-
-struct All<S>(PhantomData<S>);
-struct Two<S>(PhantomData<S>);
-
-impl<S: Stored> Lanes for All<S> {
-    const BYTES: usize = S::BYTES;
-    type Biases = S;
-    #[inline(always)]
-    unsafe fn of(from: *const u8) -> __m256 {
-        // SAFETY: as the caller says.
-        unsafe { S::one(from) }
-    }
-}
-
-impl<S: Stored> Lanes for Two<S> {
-    const BYTES: usize = 2 * S::BYTES;
-    type Biases = S;
-    #[inline(always)]
-    unsafe fn of(from: *const u8) -> __m256 {
-        // SAFETY: as the caller says.
-        unsafe { S::two(from) }
-    }
-}
-
-struct Powers1;
-struct Powers2;
-struct Fp8Scales4;
-
-macro_rules! scales {
-    ($($name:ident, $bytes:literal, |$from:ident| $body:expr;)+) => {$(
-        impl Lanes for $name {
-            const BYTES: usize = $bytes;
-            type Biases = Single;
-            #[inline(always)]
-            unsafe fn of($from: *const u8) -> __m256 {
-                // SAFETY: as the caller says.
-                unsafe { $body }
+            for row in (0..even).step_by(M) {
+                self.some::<M, N, B, S>(row, &shape);
+            }
+            for row in even..rows {
+                self.some::<1, N, B, S>(row, &shape);
             }
         }
-    )+};
-}
-
-scales! {
-    Powers1, 1, |from| {
-        let word = _mm256_set1_epi32(i32::from(*from));
-        power(word)
-    };
-    Powers2, 2, |from| {
-        let (first, second) = (i32::from(*from), i32::from(*from.add(1)));
-        power(_mm256_setr_m128i(_mm_set1_epi32(first), _mm_set1_epi32(second)))
-    };
-    Fp8Scales4, 4, |from| {
-        let four = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(from.cast::<i32>().read_unaligned()));
-        let spread = _mm_srai_epi32::<4>(_mm_slli_epi32::<24>(four));
-        let small = _mm_and_si128(spread, _mm_set1_epi32(0x87f0_0000_u32.cast_signed()));
-        let four = _mm_mul_ps(_mm_castsi128_ps(small), _mm_set1_ps(E4M3_FACTOR));
-        let order = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
-        _mm256_permutevar8x32_ps(_mm256_castps128_ps256(four), order)
-    };
-}
-
-/// 2^(word - 127).
-///
-/// # Safety
-/// AVX2.
-#[inline(always)]
-unsafe fn power(words: __m256i) -> __m256 {
-    // SAFETY: as the caller says.
-    unsafe {
-        // 2^-127 is the one that a single writes otherwise, and less than the others.
-        let bits = _mm256_slli_epi32::<23>(words);
-        _mm256_castsi256_ps(_mm256_max_epi32(bits, _mm256_set1_epi32(1 << 22)))
     }
-}
 
-/// `together` blocks share their scales.
-///
-/// # Safety
-/// As [`product`], with N rows of `x`.
-#[inline(always)]
-unsafe fn rows<const N: usize, B: Block, S: Lanes>(
-    x: &[f32],
-    sums: &[f32],
-    matrix: &Matrix,
-    together: usize,
-    to: Target,
-) {
-    let columns = matrix.columns;
-    let blocks = columns / (8 * B::PLANES);
-    let groups = sums.len() / N;
-    let factor = B::FACTOR * matrix.factor;
-    let mut weights: *const u8 = matrix.weight.as_ptr();
-    let mut scales: *const u8 = matrix.scales.as_ptr();
-    let mut biases: *const u8 = matrix.biases.as_ptr();
-    for row in 0..matrix.rows {
-        // SAFETY: a row has so many blocks of 32 bytes, scales for each `together`, and biases for
-        // each group; N rows of `x` have as many elements, and of `sums` as many groups.
+    /// M rows from `row` on.
+    ///
+    /// # Safety
+    /// As [`Product::rows`], and these are rows of the matrix.
+    #[inline(always)]
+    unsafe fn some<const M: usize, const N: usize, B: Block, S: Lanes>(
+        &self,
+        row: usize,
+        shape: &Shape,
+    ) {
+        let Product { x, sums, matrix, to } = self;
+        let (columns, row_bytes) = (matrix.columns, shape.blocks * B::BYTES);
+        let row_scales = shape.scales * S::BYTES;
+        let groups = sums.len() / N;
+        // SAFETY: a row has so many blocks, scales for each `together`, and biases for each group;
+        // N rows of `x` have as many elements, and of `sums` as many groups.
         unsafe {
-            let mut totals = [_mm256_setzero_ps(); N];
-            let mut from = x.as_ptr();
-            for _ in 0..blocks / together {
-                let mut chains = [[_mm256_setzero_ps(); 2]; N];
-                for _ in 0..together {
-                    let words = _mm256_loadu_si256(weights.cast());
-                    // The hardware's own prefetching stops at each page.
-                    _mm_prefetch::<_MM_HINT_T0>(weights.wrapping_add(AHEAD).cast());
-                    for (plane, &elements) in B::planes(words).as_ref().iter().enumerate() {
-                        for (i, chain) in chains.iter_mut().enumerate() {
-                            let x = _mm256_loadu_ps(from.add(i * columns + 8 * plane));
-                            let sum = &mut chain[plane % 2];
-                            *sum = _mm256_fmadd_ps(elements, x, *sum);
+            let mut weights = matrix.weight.as_ptr().add(row * row_bytes);
+            let mut scales = matrix.scales.as_ptr().add(row * row_scales);
+            let mut ahead = weights.wrapping_add(AHEAD);
+            let mut x = x.as_ptr();
+            let mut totals = [[_mm256_setzero_ps(); N]; M];
+            for _ in 0..shape.scales {
+                let mut chains = [[[_mm256_setzero_ps(); 2]; N]; M];
+                for _ in 0..shape.together {
+                    let mut words = [B::words(weights); M];
+                    for (j, words) in words.iter_mut().enumerate() {
+                        *words = B::words(weights.add(j * row_bytes));
+                    }
+                    for line in 0..(M * B::BYTES).div_ceil(64) {
+                        _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(64 * line).cast());
+                    }
+                    steps!((words, x, columns, &mut chains) 0 1 2 3 4 5 6 7);
+                    weights = weights.add(B::BYTES);
+                    ahead = ahead.wrapping_add(M * B::BYTES);
+                    x = x.add(B::ELEMENTS);
+                }
+                for j in 0..M {
+                    let [even, odd] = S::of(scales.add(j * row_scales));
+                    for i in 0..N {
+                        let (chains, total) = (chains[j][i], &mut totals[j][i]);
+                        if S::TWO {
+                            *total = _mm256_fmadd_ps(chains[0], even, *total);
+                            *total = _mm256_fmadd_ps(chains[1], odd, *total);
+                        } else {
+                            let both = _mm256_add_ps(chains[0], chains[1]);
+                            *total = _mm256_fmadd_ps(both, even, *total);
                         }
                     }
-                    weights = weights.add(32);
-                    from = from.add(8 * B::PLANES);
                 }
-                let scale = S::of(scales);
                 scales = scales.add(S::BYTES);
-                for i in 0..N {
-                    let sum = _mm256_add_ps(chains[i][0], chains[i][1]);
-                    totals[i] = _mm256_fmadd_ps(sum, scale, totals[i]);
+            }
+            let factor = B::FACTOR * matrix.factor;
+            for (j, totals) in totals.into_iter().enumerate() {
+                let biases = matrix.biases.as_ptr();
+                let biases = biases.add((row + j) * groups * S::Biases::BYTES);
+                for (i, total) in totals.into_iter().enumerate() {
+                    let sums = sums.as_ptr().add(i * groups);
+                    let total = with_biases::<S::Biases>(total, biases, sums, groups);
+                    to.put(i, row + j, sum_of(total) * factor);
                 }
             }
-            for (i, total) in totals.into_iter().enumerate() {
-                let sums = sums.as_ptr().add(i * groups);
-                let total = sum_of(with_biases::<S::Biases>(total, biases, sums, groups));
-                to.put(i, row, total * factor);
+        }
+    }
+}
+
+/// Plane P of M blocks times those of N rows of `x`.
+///
+/// # Safety
+/// The words' blocks are there, and `x` goes on so far; AVX2, FMA and F16C.
+#[inline(always)]
+unsafe fn step<const M: usize, const N: usize, const P: usize, B: Block>(
+    words: [B::Words; M],
+    x: *const f32,
+    columns: usize,
+    chains: &mut [[[__m256; 2]; N]; M],
+) {
+    // SAFETY: as the caller says.
+    unsafe {
+        for (words, chains) in words.into_iter().zip(chains) {
+            let elements = B::plane::<P>(words);
+            for (i, chain) in chains.iter_mut().enumerate() {
+                let x = _mm256_loadu_ps(x.add(i * columns + 8 * P));
+                chain[P % 2] = _mm256_fmadd_ps(elements, x, chain[P % 2]);
             }
-            biases = biases.add(S::Biases::BYTES * groups);
         }
     }
 }

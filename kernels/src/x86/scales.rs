@@ -1,0 +1,150 @@
+//! The scales of blocks, and the biases of rows ([`super::planar`]).
+
+use std::arch::x86_64::*;
+use std::marker::PhantomData;
+
+use crate::codec::{Bf16, E4M3_FACTOR, Scale, Single};
+
+/// Scales and biases of whole numbers, as they are stored.
+pub trait Stored: Scale {
+    /// # Safety
+    /// Eight of them at `from`, and AVX2.
+    unsafe fn eight(from: *const u8) -> __m256;
+    /// # Safety
+    /// One at `from`, and AVX2.
+    unsafe fn one(from: *const u8) -> __m256;
+}
+
+impl Stored for Single {
+    #[inline(always)]
+    unsafe fn eight(from: *const u8) -> __m256 {
+        // SAFETY: as the caller says.
+        unsafe { _mm256_loadu_ps(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn one(from: *const u8) -> __m256 {
+        // SAFETY: as the caller says.
+        unsafe { _mm256_set1_ps(from.cast::<f32>().read_unaligned()) }
+    }
+}
+
+impl Stored for Bf16 {
+    #[inline(always)]
+    unsafe fn eight(from: *const u8) -> __m256 {
+        // SAFETY: as the caller says.
+        unsafe {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn one(from: *const u8) -> __m256 {
+        // SAFETY: as the caller says.
+        unsafe {
+            let all = _mm256_set1_epi16(from.cast::<i16>().read_unaligned());
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(all))
+        }
+    }
+}
+
+/// The scales of a block's lanes.
+pub trait Lanes {
+    /// Bytes of those of a block.
+    const BYTES: usize;
+    /// Whether odd planes have other scales than even ones.
+    const TWO: bool = false;
+    /// How biases are stored, where there are any.
+    type Biases: Stored;
+    /// Those of even planes and of odd ones.
+    ///
+    /// # Safety
+    /// So many bytes at `from`, and AVX2.
+    unsafe fn of(from: *const u8) -> [__m256; 2];
+}
+
+/// None at all.
+pub struct Unscaled;
+/// One for all lanes.
+pub struct All<S>(PhantomData<S>);
+/// One for the lower lanes and one for the upper.
+pub struct Halves<S>(PhantomData<S>);
+/// Powers of two, likewise.
+pub struct Power;
+/// Powers of two, likewise.
+pub struct Powers;
+/// E4M3s: the first and third for the lower and upper lanes of even planes, the others of odd.
+pub struct Quarters;
+
+impl<S: Stored> Lanes for All<S> {
+    const BYTES: usize = S::BYTES;
+    type Biases = S;
+
+    #[inline(always)]
+    unsafe fn of(from: *const u8) -> [__m256; 2] {
+        // SAFETY: as the caller says.
+        unsafe { [S::one(from); 2] }
+    }
+}
+
+impl<S: Stored> Lanes for Halves<S> {
+    const BYTES: usize = 2 * S::BYTES;
+    type Biases = S;
+
+    #[inline(always)]
+    unsafe fn of(from: *const u8) -> [__m256; 2] {
+        // SAFETY: as the caller says.
+        unsafe { [_mm256_blend_ps::<0xf0>(S::one(from), S::one(from.add(S::BYTES))); 2] }
+    }
+}
+
+macro_rules! lanes {
+    ($($name:ident, $bytes:literal, $two:literal, |$from:ident| $body:expr;)+) => {$(
+        impl Lanes for $name {
+            const BYTES: usize = $bytes;
+            const TWO: bool = $two;
+            type Biases = Single;
+
+            #[inline(always)]
+            unsafe fn of($from: *const u8) -> [__m256; 2] {
+                // SAFETY: as the caller says.
+                unsafe { $body }
+            }
+        }
+    )+};
+}
+
+lanes! {
+    Unscaled, 0, false, |_from| [_mm256_set1_ps(1.0); 2];
+    Power, 1, false, |from| [power(_mm256_set1_epi32(i32::from(*from))); 2];
+    Powers, 2, false, |from| {
+        let (first, second) = (i32::from(*from), i32::from(*from.add(1)));
+        [power(_mm256_setr_m128i(_mm_set1_epi32(first), _mm_set1_epi32(second))); 2]
+    };
+    Quarters, 4, true, |from| {
+        let four = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(from.cast::<i32>().read_unaligned()));
+        let spread = _mm_srai_epi32::<4>(_mm_slli_epi32::<24>(four));
+        let small = _mm_and_si128(spread, _mm_set1_epi32(0x87f0_0000_u32.cast_signed()));
+        let four = _mm_mul_ps(_mm_castsi128_ps(small), _mm_set1_ps(E4M3_FACTOR));
+        let four = _mm256_castps128_ps256(four);
+        [
+            _mm256_permutevar8x32_ps(four, _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2)),
+            _mm256_permutevar8x32_ps(four, _mm256_setr_epi32(1, 1, 1, 1, 3, 3, 3, 3)),
+        ]
+    };
+}
+
+/// 2^(word - 127).
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn power(words: __m256i) -> __m256 {
+    // SAFETY: as the caller says.
+    unsafe {
+        // 2^-127 is the one that a single writes otherwise, and less than the others.
+        let bits = _mm256_slli_epi32::<23>(words);
+        _mm256_castsi256_ps(_mm256_max_epi32(bits, _mm256_set1_epi32(1 << 22)))
+    }
+}
