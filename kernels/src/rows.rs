@@ -79,7 +79,9 @@ const MOST: usize = 4;
 
 /// Up to a few rows of `x`, made ready for products with matrices of a form.
 pub struct Rows<'a> {
+    /// As long for each row, which is longer than `columns` where planes need more.
     x: Cow<'a, [f32]>,
+    count: usize,
     columns: usize,
     /// The sums of groups, where biases need them: `[rows, groups]`.
     sums: Vec<f32>,
@@ -93,14 +95,15 @@ impl<'a> Rows<'a> {
     pub fn new(x: &'a [f32], columns: usize, form: Form) -> Rows<'a> {
         #[cfg(target_arch = "x86_64")]
         if let Some(arranged) = super::x86::planar::arrange(x, columns, form) {
-            return Rows { x: arranged, columns, sums: sums_of(x, form), planar: true };
+            return Rows { x: arranged, planar: true, ..Rows::in_order(x, columns, form) };
         }
         Rows::in_order(x, columns, form)
     }
 
     /// The same for [`Rows::product`] on any processor.
     pub fn in_order(x: &'a [f32], columns: usize, form: Form) -> Rows<'a> {
-        Rows { x: x.into(), columns, sums: sums_of(x, form), planar: false }
+        let (count, sums) = (x.len() / columns, sums_of(x, form));
+        Rows { x: x.into(), count, columns, sums, planar: false }
     }
 
     /// Row i of `x` times row j of a matrix, to `[i, first + j]` of `out`.
@@ -115,7 +118,7 @@ impl<'a> Rows<'a> {
     /// The same on any processor, of rows that are in order.
     #[cfg(test)]
     pub fn product_portably(&self, matrix: &Matrix, out: &mut [f32]) {
-        assert!(!self.planar && out.len() == self.x.len() / self.columns * matrix.rows);
+        assert!(!self.planar && out.len() == self.count * matrix.rows);
         let out = Columns { start: out.as_mut_ptr(), stride: matrix.rows };
         // SAFETY: as long as it must be, and lent to this alone.
         unsafe { self.product_with(matrix, out, 0, call_portable) }
@@ -130,11 +133,12 @@ impl<'a> Rows<'a> {
         first: usize,
         with: fn(&Matrix, Work),
     ) {
-        let Rows { x, columns, sums, .. } = self;
+        let Rows { x, count, columns, sums, .. } = self;
         assert_eq!(*columns, matrix.columns, "columns");
-        let groups = sums.len() * columns / x.len().max(1);
-        for (index, x) in x.chunks(MOST * columns).enumerate() {
-            let (from, count) = (index * MOST, x.len() / columns);
+        let of_all = count.max(&1);
+        let (length, groups) = ((x.len() / of_all).max(1), sums.len() / of_all);
+        for (index, x) in x.chunks(MOST * length).enumerate() {
+            let (from, count) = (index * MOST, x.len() / length);
             let sums = &sums[from * groups..(from + count) * groups];
             let to = Target { out: out.below(from), first };
             #[cfg(target_arch = "x86_64")]
@@ -165,6 +169,11 @@ pub struct Target {
 }
 
 impl Target {
+    /// For the rows of `x` from `row` on.
+    pub fn below(self, row: usize) -> Target {
+        Target { out: self.out.below(row), ..self }
+    }
+
     /// Row i of `x` times row j.
     #[inline(always)]
     pub fn put(&self, i: usize, j: usize, value: f32) {

@@ -12,8 +12,12 @@ pub trait Block {
     const BYTES: usize;
     /// What elements are too small by.
     const FACTOR: f32 = 1.0;
+    /// What all elements are too large by; such blocks share no scales.
+    const RAISED: f32 = 0.0;
     /// Elements of a block.
     const ELEMENTS: usize = 8 * Self::PLANES;
+    /// Floats of arranged `x` for a block: where elements are raised, a vector takes that out.
+    const ARRANGED: usize = Self::ELEMENTS + if Self::RAISED == 0.0 { 0 } else { 8 };
     /// Whether planes are just the elements in their order.
     const IN_ORDER: bool = false;
     /// What the planes are made of.
@@ -97,49 +101,39 @@ impl<const BITS: usize> Block for Whole<BITS> {
 /// Bits before the first element of an odd lane, where elements have 5.
 const ODD_SHIFT: usize = 4;
 
-/// Tables give the two bytes of a bfloat16 for each element. Lanes of even planes have elements of
-/// a quarter of a block, those of odd planes of the next.
+/// A table gives bytes of twice each number and 12, which are never negative, so that masks decode
+/// them as whole numbers: each lane has the even elements of an eighth, then the odd ones.
 impl Block for Fp4 {
     const PLANES: usize = 8;
     const BYTES: usize = 32;
-    type Words = [__m256i; 4];
+    const FACTOR: f32 = 0.5;
+    const RAISED: f32 = 12.0;
+    type Words = __m256i;
 
     #[inline(always)]
-    unsafe fn words(from: *const u8) -> [__m256i; 4] {
+    unsafe fn words(from: *const u8) -> __m256i {
+        // SAFETY: as the caller says.
+        unsafe { _mm256_loadu_si256(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn plane<const P: usize>(words: __m256i) -> __m256 {
         // SAFETY: as the caller says.
         unsafe {
-            let low = _mm256_broadcastsi128_si256(_mm_setr_epi8(
-                0, 0, -128, -64, 0, 64, -128, -64, 0, 0, -128, -64, 0, 64, -128, -64,
+            let table = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+                12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0,
             ));
-            let high = _mm256_broadcastsi128_si256(_mm_setr_epi8(
-                0, 63, 63, 63, 64, 64, 64, 64, -128, -65, -65, -65, -64, -64, -64, -64,
-            ));
-            let words = _mm256_loadu_si256(from.cast());
-            let mask = _mm256_set1_epi8(15);
-            let even = _mm256_and_si256(words, mask);
-            let odd = _mm256_and_si256(_mm256_srli_epi32::<4>(words), mask);
-            let (even_low, even_high) =
-                (_mm256_shuffle_epi8(low, even), _mm256_shuffle_epi8(high, even));
-            let (odd_low, odd_high) =
-                (_mm256_shuffle_epi8(low, odd), _mm256_shuffle_epi8(high, odd));
-            [
-                _mm256_unpacklo_epi8(even_low, even_high),
-                _mm256_unpackhi_epi8(even_low, even_high),
-                _mm256_unpacklo_epi8(odd_low, odd_high),
-                _mm256_unpackhi_epi8(odd_low, odd_high),
-            ]
+            let fours = if P < 4 { words } else { _mm256_srli_epi32::<4>(words) };
+            let fours = _mm256_and_si256(fours, _mm256_set1_epi8(15));
+            let bytes = _mm256_shuffle_epi8(table, fours);
+            let mask = _mm256_set1_epi32(255 << (P % 4 * 8));
+            _mm256_cvtepi32_ps(_mm256_and_si256(bytes, mask))
         }
     }
 
-    #[inline(always)]
-    unsafe fn plane<const P: usize>(words: [__m256i; 4]) -> __m256 {
-        // SAFETY: as the caller says.
-        unsafe { half_of(words[P / 4 * 2 + P % 2], P / 2 % 2 == 1) }
-    }
-
     fn place(plane: usize, lane: usize) -> (usize, f32) {
-        let byte = lane / 4 * 16 + plane % 2 * 8 + lane % 4 * 2 + plane / 2 % 2;
-        (2 * byte + plane / 4, 1.0)
+        let byte = plane % 4;
+        (8 * lane + 2 * byte + plane / 4, (1 << (8 * byte)) as f32)
     }
 }
 

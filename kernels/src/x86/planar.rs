@@ -2,8 +2,8 @@
 //!
 //! Eight words hold a block, such as 64 elements of 4 bits or 32 of 8. The k-th element of each
 //! word is a plane, which a mask decodes at once ([`super::blocks`]); `x` is put in the order of
-//! planes beforehand ([`arrange`]). Groups smaller than a block are lanes or planes with a scale of
-//! their own ([`super::scales`]). Two rows of a matrix share what is read of a single `x`.
+//! planes beforehand ([`arrange`]). Groups smaller than a block are lanes with a scale of their own
+//! ([`super::scales`]). Two rows of a matrix share what is read of a single `x`.
 
 use std::arch::x86_64::*;
 use std::borrow::Cow;
@@ -52,7 +52,7 @@ trait Visit: Sized {
         let block = Whole::<BITS>::ELEMENTS;
         if group.is_multiple_of(block) {
             Some(self.visit::<Whole<BITS>, All<S>>(group / block))
-        } else if 2 * group == block {
+        } else if BITS == 4 && 2 * group == block {
             Some(self.visit::<Whole<BITS>, Halves<S>>(1))
         } else {
             None
@@ -85,11 +85,16 @@ impl<'a> Visit for Arrange<'a> {
             let (element, larger) = B::place(i / 8, i % 8);
             *place = (element, 1.0 / larger);
         }
-        let mut arranged = vec![0.0; self.x.len()];
-        let blocks = self.x.chunks_exact(B::ELEMENTS).zip(arranged.chunks_exact_mut(B::ELEMENTS));
-        for (from, to) in blocks {
+        let blocks = self.x.chunks_exact(B::ELEMENTS);
+        let mut arranged = vec![0.0; blocks.len() * B::ARRANGED];
+        for (from, to) in blocks.zip(arranged.chunks_exact_mut(B::ARRANGED)) {
+            let (to, lowered) = to.split_at_mut(B::ELEMENTS);
             for (to, (element, factor)) in to.iter_mut().zip(&places) {
                 *to = from[*element] * factor;
+            }
+            for (lane, lowered) in lowered.iter_mut().enumerate() {
+                let eighth = &from[lane * B::PLANES..(lane + 1) * B::PLANES];
+                *lowered = -B::RAISED * eighth.iter().sum::<f32>();
             }
         }
         Some(arranged.into())
@@ -121,12 +126,19 @@ impl Visit for Product<'_> {
         let blocks = self.matrix.columns / B::ELEMENTS;
         let together = together.min(blocks);
         let shape = Shape { blocks, together, scales: blocks / together };
+        let arranged = blocks * B::ARRANGED;
         // SAFETY: as the type says.
         unsafe {
-            match self.x.len() / self.matrix.columns {
+            match self.x.len() / arranged {
                 1 => self.rows::<2, 1, B, S>(shape),
                 2 => self.rows::<1, 2, B, S>(shape),
-                3 => self.rows::<1, 3, B, S>(shape),
+                3 => {
+                    let (two, one) = self.x.split_at(2 * arranged);
+                    let (sums_of_two, sums) = self.sums.split_at(self.sums.len() / 3 * 2);
+                    Product { x: two, sums: sums_of_two, ..self }.rows::<1, 2, B, S>(shape);
+                    let to = self.to.below(2);
+                    Product { x: one, sums, to, ..self }.rows::<2, 1, B, S>(shape);
+                }
                 _ => self.rows::<1, 4, B, S>(shape),
             }
         }
@@ -160,19 +172,18 @@ impl Product<'_> {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn rows<const M: usize, const N: usize, B: Block, S: Lanes>(self, shape: Shape) {
         let rows = self.matrix.rows;
-        let even = rows - rows % M;
         // SAFETY: as the caller says, and these are rows of the matrix.
         unsafe {
-            for row in (0..even).step_by(M) {
-                self.some::<M, N, B, S>(row, &shape);
+            for row in (0..rows - rows % M).step_by(M) {
+                self.some::<M, N, B, S>(row, 1, &shape);
             }
-            for row in even..rows {
-                self.some::<1, N, B, S>(row, &shape);
+            for row in rows - rows % M..rows {
+                self.some::<M, N, B, S>(row, 0, &shape);
             }
         }
     }
 
-    /// M rows from `row` on.
+    /// M rows from `row` on, or M times this one where they are 0 `apart`.
     ///
     /// # Safety
     /// As [`Product::rows`], and these are rows of the matrix.
@@ -180,10 +191,11 @@ impl Product<'_> {
     unsafe fn some<const M: usize, const N: usize, B: Block, S: Lanes>(
         &self,
         row: usize,
+        apart: usize,
         shape: &Shape,
     ) {
         let Product { x, sums, matrix, to } = self;
-        let (columns, row_bytes) = (matrix.columns, shape.blocks * B::BYTES);
+        let (arranged, row_bytes) = (shape.blocks * B::ARRANGED, shape.blocks * B::BYTES);
         let row_scales = shape.scales * S::BYTES;
         let groups = sums.len() / N;
         // SAFETY: a row has so many blocks, scales for each `together`, and biases for each group;
@@ -196,42 +208,43 @@ impl Product<'_> {
             let mut totals = [[_mm256_setzero_ps(); N]; M];
             for _ in 0..shape.scales {
                 let mut chains = [[[_mm256_setzero_ps(); 2]; N]; M];
+                if B::RAISED != 0.0 {
+                    for chains in &mut chains {
+                        for (i, chain) in chains.iter_mut().enumerate() {
+                            chain[0] = _mm256_loadu_ps(x.add(i * arranged + B::ELEMENTS));
+                        }
+                    }
+                }
                 for _ in 0..shape.together {
                     let mut words = [B::words(weights); M];
                     for (j, words) in words.iter_mut().enumerate() {
-                        *words = B::words(weights.add(j * row_bytes));
+                        *words = B::words(weights.add(j * apart * row_bytes));
                     }
                     for line in 0..(M * B::BYTES).div_ceil(64) {
                         _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(64 * line).cast());
                     }
-                    steps!((words, x, columns, &mut chains) 0 1 2 3 4 5 6 7);
+                    steps!((words, x, arranged, &mut chains) 0 1 2 3 4 5 6 7);
                     weights = weights.add(B::BYTES);
                     ahead = ahead.wrapping_add(M * B::BYTES);
-                    x = x.add(B::ELEMENTS);
+                    x = x.add(B::ARRANGED);
                 }
                 for j in 0..M {
-                    let [even, odd] = S::of(scales.add(j * row_scales));
-                    for i in 0..N {
-                        let (chains, total) = (chains[j][i], &mut totals[j][i]);
-                        if S::TWO {
-                            *total = _mm256_fmadd_ps(chains[0], even, *total);
-                            *total = _mm256_fmadd_ps(chains[1], odd, *total);
-                        } else {
-                            let both = _mm256_add_ps(chains[0], chains[1]);
-                            *total = _mm256_fmadd_ps(both, even, *total);
-                        }
+                    let scale = S::of(scales.add(j * apart * row_scales));
+                    for (chain, total) in chains[j].iter().zip(&mut totals[j]) {
+                        let both = _mm256_add_ps(chain[0], chain[1]);
+                        *total = _mm256_fmadd_ps(both, scale, *total);
                     }
                 }
                 scales = scales.add(S::BYTES);
             }
             let factor = B::FACTOR * matrix.factor;
             for (j, totals) in totals.into_iter().enumerate() {
-                let biases = matrix.biases.as_ptr();
-                let biases = biases.add((row + j) * groups * S::Biases::BYTES);
+                let row = row + j * apart;
+                let biases = matrix.biases.as_ptr().add(row * groups * S::Biases::BYTES);
                 for (i, total) in totals.into_iter().enumerate() {
                     let sums = sums.as_ptr().add(i * groups);
                     let total = with_biases::<S::Biases>(total, biases, sums, groups);
-                    to.put(i, row + j, sum_of(total) * factor);
+                    to.put(i, row, sum_of(total) * factor);
                 }
             }
         }
@@ -246,15 +259,15 @@ impl Product<'_> {
 unsafe fn step<const M: usize, const N: usize, const P: usize, B: Block>(
     words: [B::Words; M],
     x: *const f32,
-    columns: usize,
+    arranged: usize,
     chains: &mut [[[__m256; 2]; N]; M],
 ) {
     // SAFETY: as the caller says.
     unsafe {
-        for (words, chains) in words.into_iter().zip(chains) {
-            let elements = B::plane::<P>(words);
+        for (j, chains) in chains.iter_mut().enumerate() {
+            let elements = B::plane::<P>(words[j]);
             for (i, chain) in chains.iter_mut().enumerate() {
-                let x = _mm256_loadu_ps(x.add(i * columns + 8 * P));
+                let x = _mm256_loadu_ps(x.add(i * arranged + 8 * P));
                 chain[P % 2] = _mm256_fmadd_ps(elements, x, chain[P % 2]);
             }
         }

@@ -53,15 +53,11 @@ impl Stored for Bf16 {
 pub trait Lanes {
     /// Bytes of those of a block.
     const BYTES: usize;
-    /// Whether odd planes have other scales than even ones.
-    const TWO: bool = false;
     /// How biases are stored, where there are any.
     type Biases: Stored;
-    /// Those of even planes and of odd ones.
-    ///
     /// # Safety
     /// So many bytes at `from`, and AVX2.
-    unsafe fn of(from: *const u8) -> [__m256; 2];
+    unsafe fn of(from: *const u8) -> __m256;
 }
 
 /// None at all.
@@ -70,11 +66,11 @@ pub struct Unscaled;
 pub struct All<S>(PhantomData<S>);
 /// One for the lower lanes and one for the upper.
 pub struct Halves<S>(PhantomData<S>);
-/// Powers of two, likewise.
+/// A power of two for all lanes.
 pub struct Power;
-/// Powers of two, likewise.
+/// Powers of two for the lower lanes and the upper.
 pub struct Powers;
-/// E4M3s: the first and third for the lower and upper lanes of even planes, the others of odd.
+/// E4M3s, each for two lanes.
 pub struct Quarters;
 
 impl<S: Stored> Lanes for All<S> {
@@ -82,9 +78,9 @@ impl<S: Stored> Lanes for All<S> {
     type Biases = S;
 
     #[inline(always)]
-    unsafe fn of(from: *const u8) -> [__m256; 2] {
+    unsafe fn of(from: *const u8) -> __m256 {
         // SAFETY: as the caller says.
-        unsafe { [S::one(from); 2] }
+        unsafe { S::one(from) }
     }
 }
 
@@ -93,21 +89,20 @@ impl<S: Stored> Lanes for Halves<S> {
     type Biases = S;
 
     #[inline(always)]
-    unsafe fn of(from: *const u8) -> [__m256; 2] {
+    unsafe fn of(from: *const u8) -> __m256 {
         // SAFETY: as the caller says.
-        unsafe { [_mm256_blend_ps::<0xf0>(S::one(from), S::one(from.add(S::BYTES))); 2] }
+        unsafe { _mm256_blend_ps::<0xf0>(S::one(from), S::one(from.add(S::BYTES))) }
     }
 }
 
 macro_rules! lanes {
-    ($($name:ident, $bytes:literal, $two:literal, |$from:ident| $body:expr;)+) => {$(
+    ($($name:ident, $bytes:literal, |$from:ident| $body:expr;)+) => {$(
         impl Lanes for $name {
             const BYTES: usize = $bytes;
-            const TWO: bool = $two;
             type Biases = Single;
 
             #[inline(always)]
-            unsafe fn of($from: *const u8) -> [__m256; 2] {
+            unsafe fn of($from: *const u8) -> __m256 {
                 // SAFETY: as the caller says.
                 unsafe { $body }
             }
@@ -116,22 +111,19 @@ macro_rules! lanes {
 }
 
 lanes! {
-    Unscaled, 0, false, |_from| [_mm256_set1_ps(1.0); 2];
-    Power, 1, false, |from| [power(_mm256_set1_epi32(i32::from(*from))); 2];
-    Powers, 2, false, |from| {
+    Unscaled, 0, |_from| _mm256_set1_ps(1.0);
+    Power, 1, |from| power(_mm256_set1_epi32(i32::from(*from)));
+    Powers, 2, |from| {
         let (first, second) = (i32::from(*from), i32::from(*from.add(1)));
-        [power(_mm256_setr_m128i(_mm_set1_epi32(first), _mm_set1_epi32(second))); 2]
+        power(_mm256_setr_m128i(_mm_set1_epi32(first), _mm_set1_epi32(second)))
     };
-    Quarters, 4, true, |from| {
+    Quarters, 4, |from| {
         let four = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(from.cast::<i32>().read_unaligned()));
         let spread = _mm_srai_epi32::<4>(_mm_slli_epi32::<24>(four));
         let small = _mm_and_si128(spread, _mm_set1_epi32(0x87f0_0000_u32.cast_signed()));
         let four = _mm_mul_ps(_mm_castsi128_ps(small), _mm_set1_ps(E4M3_FACTOR));
-        let four = _mm256_castps128_ps256(four);
-        [
-            _mm256_permutevar8x32_ps(four, _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2)),
-            _mm256_permutevar8x32_ps(four, _mm256_setr_epi32(1, 1, 1, 1, 3, 3, 3, 3)),
-        ]
+        let order = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+        _mm256_permutevar8x32_ps(_mm256_castps128_ps256(four), order)
     };
 }
 
