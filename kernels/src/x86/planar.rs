@@ -187,6 +187,7 @@ impl Product<'_> {
     ///
     /// # Safety
     /// As [`Product::rows`], and these are rows of the matrix.
+    #[expect(clippy::needless_range_loop, reason = "iterators keep the vectors out of registers")]
     #[inline(always)]
     unsafe fn some<const M: usize, const N: usize, B: Block, S: Lanes>(
         &self,
@@ -209,16 +210,17 @@ impl Product<'_> {
             for _ in 0..shape.scales {
                 let mut chains = [[[_mm256_setzero_ps(); 2]; N]; M];
                 if B::RAISED != 0.0 {
-                    for chains in &mut chains {
-                        for (i, chain) in chains.iter_mut().enumerate() {
-                            chain[0] = _mm256_loadu_ps(x.add(i * arranged + B::ELEMENTS));
+                    for j in 0..M {
+                        for i in 0..N {
+                            let lowered = x.add(i * arranged + B::ELEMENTS);
+                            chains[j][i][0] = _mm256_loadu_ps(lowered);
                         }
                     }
                 }
                 for _ in 0..shape.together {
                     let mut words = [B::words(weights); M];
-                    for (j, words) in words.iter_mut().enumerate() {
-                        *words = B::words(weights.add(j * apart * row_bytes));
+                    for j in 0..M {
+                        words[j] = B::words(weights.add(j * apart * row_bytes));
                     }
                     for line in 0..(M * B::BYTES).div_ceil(64) {
                         _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(64 * line).cast());
@@ -230,20 +232,20 @@ impl Product<'_> {
                 }
                 for j in 0..M {
                     let scale = S::of(scales.add(j * apart * row_scales));
-                    for (chain, total) in chains[j].iter().zip(&mut totals[j]) {
-                        let both = _mm256_add_ps(chain[0], chain[1]);
-                        *total = _mm256_fmadd_ps(both, scale, *total);
+                    for i in 0..N {
+                        let both = _mm256_add_ps(chains[j][i][0], chains[j][i][1]);
+                        totals[j][i] = _mm256_fmadd_ps(both, scale, totals[j][i]);
                     }
                 }
                 scales = scales.add(S::BYTES);
             }
             let factor = B::FACTOR * matrix.factor;
-            for (j, totals) in totals.into_iter().enumerate() {
+            for j in 0..M {
                 let row = row + j * apart;
                 let biases = matrix.biases.as_ptr().add(row * groups * S::Biases::BYTES);
-                for (i, total) in totals.into_iter().enumerate() {
+                for i in 0..N {
                     let sums = sums.as_ptr().add(i * groups);
-                    let total = with_biases::<S::Biases>(total, biases, sums, groups);
+                    let total = with_biases::<S::Biases>(totals[j][i], biases, sums, groups);
                     to.put(i, row, sum_of(total) * factor);
                 }
             }
@@ -255,6 +257,7 @@ impl Product<'_> {
 ///
 /// # Safety
 /// The words' blocks are there, and `x` goes on so far; AVX2, FMA and F16C.
+#[expect(clippy::needless_range_loop, reason = "iterators keep the vectors out of registers")]
 #[inline(always)]
 unsafe fn step<const M: usize, const N: usize, const P: usize, B: Block>(
     words: [B::Words; M],
@@ -264,11 +267,11 @@ unsafe fn step<const M: usize, const N: usize, const P: usize, B: Block>(
 ) {
     // SAFETY: as the caller says.
     unsafe {
-        for (j, chains) in chains.iter_mut().enumerate() {
+        for j in 0..M {
             let elements = B::plane::<P>(words[j]);
-            for (i, chain) in chains.iter_mut().enumerate() {
+            for i in 0..N {
                 let x = _mm256_loadu_ps(x.add(i * arranged + 8 * P));
-                chain[P % 2] = _mm256_fmadd_ps(elements, x, chain[P % 2]);
+                chains[j][i][P % 2] = _mm256_fmadd_ps(elements, x, chains[j][i][P % 2]);
             }
         }
     }
