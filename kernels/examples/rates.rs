@@ -23,8 +23,8 @@ unsafe fn none(
 /// Bytes of all matrices of a measurement, more than a cache holds.
 const ALL: usize = 256 << 20;
 
-/// Bytes of the matrices of a short run, where none shall be in a cache.
-const RUN: usize = 16 << 20;
+/// Bytes of the matrices of a short run, where none is in a cache, and else a quarter of them.
+const RUN: usize = 4 << 20;
 
 /// How long is measured.
 const LONG: Duration = Duration::from_millis(400);
@@ -67,7 +67,7 @@ fn measure(form: Form, rows: usize, columns: usize, cached: bool) {
     let biases = if matches!(form, Form::Affine { .. }) { scales.clone() } else { vec![] };
     let x = vec![0.5f32; columns];
     let mut out = vec![0f32; rows];
-    let run = (RUN / (n * form.bits() / 8)).max(1);
+    let run = (RUN / if cached { 4 } else { 1 } / (n * form.bits() / 8)).max(1);
     let mut best = f64::MAX;
     let mut next = 0;
     let start = Instant::now();

@@ -81,6 +81,8 @@ const MOST: usize = 4;
 pub struct Rows<'a> {
     /// As long for each row, which is longer than `columns` where planes need more.
     x: Cow<'a, [f32]>,
+    /// Where they begin.
+    start: usize,
     count: usize,
     columns: usize,
     /// The sums of groups, where biases need them: `[rows, groups]`.
@@ -94,8 +96,9 @@ impl<'a> Rows<'a> {
     /// `x` `[rows, columns]`, for products with matrices of a form.
     pub fn new(x: &'a [f32], columns: usize, form: Form) -> Rows<'a> {
         #[cfg(target_arch = "x86_64")]
-        if let Some(arranged) = super::x86::planar::arrange(x, columns, form) {
-            return Rows { x: arranged, planar: true, ..Rows::in_order(x, columns, form) };
+        if let Some((arranged, start)) = super::x86::planar::arrange(x, columns, form) {
+            let rows = Rows::in_order(x, columns, form);
+            return Rows { x: arranged.into(), start, planar: true, ..rows };
         }
         Rows::in_order(x, columns, form)
     }
@@ -103,7 +106,7 @@ impl<'a> Rows<'a> {
     /// The same for [`Rows::product`] on any processor.
     pub fn in_order(x: &'a [f32], columns: usize, form: Form) -> Rows<'a> {
         let (count, sums) = (x.len() / columns, sums_of(x, form));
-        Rows { x: x.into(), count, columns, sums, planar: false }
+        Rows { x: x.into(), start: 0, count, columns, sums, planar: false }
     }
 
     /// Row i of `x` times row j of a matrix, to `[i, first + j]` of `out`.
@@ -133,7 +136,8 @@ impl<'a> Rows<'a> {
         first: usize,
         with: fn(&Matrix, Work),
     ) {
-        let Rows { x, count, columns, sums, .. } = self;
+        let Rows { x, start, count, columns, sums, .. } = self;
+        let x = &x[*start..];
         assert_eq!(*columns, matrix.columns, "columns");
         let of_all = count.max(&1);
         let (length, groups) = ((x.len() / of_all).max(1), sums.len() / of_all);
@@ -155,9 +159,20 @@ impl<'a> Rows<'a> {
 
 fn sums_of(x: &[f32], form: Form) -> Vec<f32> {
     match form {
-        Form::Affine { group, .. } => x.chunks_exact(group).map(|g| g.iter().sum()).collect(),
+        Form::Affine { group, .. } => x.chunks_exact(group).map(sum_of).collect(),
         _ => Vec::new(),
     }
+}
+
+/// Of a multiple of eight, which are added to eight sums at the same time.
+fn sum_of(x: &[f32]) -> f32 {
+    let mut sums = [0.0; 8];
+    for eight in x.chunks_exact(8) {
+        for i in 0..8 {
+            sums[i] += eight[i];
+        }
+    }
+    sums.iter().sum()
 }
 
 /// Where products go: row i of `x` times row j of the matrix to `[i, first + j]`. Only

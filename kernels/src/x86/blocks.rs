@@ -18,8 +18,6 @@ pub trait Block {
     const ELEMENTS: usize = 8 * Self::PLANES;
     /// Floats of arranged `x` for a block: where elements are raised, a vector takes that out.
     const ARRANGED: usize = Self::ELEMENTS + if Self::RAISED == 0.0 { 0 } else { 8 };
-    /// Whether planes are just the elements in their order.
-    const IN_ORDER: bool = false;
     /// What the planes are made of.
     type Words: Copy;
     /// # Safety
@@ -192,7 +190,6 @@ impl Block for Bf16 {
 impl Block for F16 {
     const PLANES: usize = 4;
     const BYTES: usize = 64;
-    const IN_ORDER: bool = true;
     type Words = *const u8;
 
     #[inline(always)]
@@ -205,12 +202,15 @@ impl Block for F16 {
         // SAFETY: as the caller says.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.add(P * 16).cast())) }
     }
+
+    fn place(plane: usize, lane: usize) -> (usize, f32) {
+        (8 * plane + lane, 1.0)
+    }
 }
 
 impl Block for F32 {
     const PLANES: usize = 4;
     const BYTES: usize = 128;
-    const IN_ORDER: bool = true;
     type Words = *const u8;
 
     #[inline(always)]
@@ -222,6 +222,10 @@ impl Block for F32 {
     unsafe fn plane<const P: usize>(from: *const u8) -> __m256 {
         // SAFETY: as the caller says.
         unsafe { _mm256_loadu_ps(from.add(P * 32).cast()) }
+    }
+
+    fn place(plane: usize, lane: usize) -> (usize, f32) {
+        (8 * plane + lane, 1.0)
     }
 }
 

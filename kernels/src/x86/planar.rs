@@ -6,7 +6,6 @@
 //! ([`super::scales`]). Two rows of a matrix share what is read of a single `x`.
 
 use std::arch::x86_64::*;
-use std::borrow::Cow;
 
 use super::blocks::Block;
 use super::scales::{All, Halves, Lanes, Power, Powers, Quarters, Stored, Unscaled};
@@ -60,8 +59,9 @@ trait Visit: Sized {
     }
 }
 
-/// `x` in the order of planes; `None` where products with such a matrix are made otherwise.
-pub fn arrange(x: &[f32], columns: usize, form: Form) -> Option<Cow<'_, [f32]>> {
+/// `x` in the order of planes, from an element on; `None` where products with such a matrix are
+/// made otherwise.
+pub fn arrange(x: &[f32], columns: usize, form: Form) -> Option<(Vec<f32>, usize)> {
     if super::there() { Arrange { x, columns }.form(form).flatten() } else { None }
 }
 
@@ -70,15 +70,12 @@ struct Arrange<'a> {
     columns: usize,
 }
 
-impl<'a> Visit for Arrange<'a> {
-    type Out = Option<Cow<'a, [f32]>>;
+impl Visit for Arrange<'_> {
+    type Out = Option<(Vec<f32>, usize)>;
 
     fn visit<B: Block, S: Lanes>(self, _: usize) -> Self::Out {
         if !self.columns.is_multiple_of(B::ELEMENTS) {
             return None;
-        }
-        if B::IN_ORDER {
-            return Some(self.x.into());
         }
         let mut places = [(0, 0.0); 64];
         for (i, place) in places[..B::ELEMENTS].iter_mut().enumerate() {
@@ -86,8 +83,11 @@ impl<'a> Visit for Arrange<'a> {
             *place = (element, 1.0 / larger);
         }
         let blocks = self.x.chunks_exact(B::ELEMENTS);
-        let mut arranged = vec![0.0; blocks.len() * B::ARRANGED];
-        for (from, to) in blocks.zip(arranged.chunks_exact_mut(B::ARRANGED)) {
+        // A vector that lies across two lines of a cache is read twice.
+        let mut arranged = vec![0.0; blocks.len() * B::ARRANGED + 8];
+        let start = arranged.as_ptr().align_offset(32).min(8);
+        arranged.truncate(start + blocks.len() * B::ARRANGED);
+        for (from, to) in blocks.zip(arranged[start..].chunks_exact_mut(B::ARRANGED)) {
             let (to, lowered) = to.split_at_mut(B::ELEMENTS);
             for (to, (element, factor)) in to.iter_mut().zip(&places) {
                 *to = from[*element] * factor;
@@ -97,7 +97,7 @@ impl<'a> Visit for Arrange<'a> {
                 *lowered = -B::RAISED * eighth.iter().sum::<f32>();
             }
         }
-        Some(arranged.into())
+        Some((arranged, start))
     }
 }
 
