@@ -20,7 +20,7 @@ use bytemuck::allocation::pod_collect_to_vec;
 use bytemuck::{cast_slice, cast_slice_mut};
 use bytes::Bytes;
 use half::{bf16, f16};
-use lathe_kernels::{Form, Gemm, Matrix, Product, products};
+use lathe_kernels::{Form, Gemm, Matrix, Product, Scales, products};
 use mlx_rs::error::Exception;
 use mlx_rs::{Array, Dtype as MlxDtype};
 
@@ -77,15 +77,24 @@ impl Native {
     pub fn of_quantized(quantized: &QuantizedTensor) -> Option<Native> {
         let QuantizedTensor { weight, scales, biases, global_scale, packing } = quantized;
         let form = match (packing.mode, packing.bits, packing.group) {
-            (Mode::Affine, bits, group) => {
-                Form::Affine { bits: u8::try_from(bits).ok()?, group: usize::try_from(group).ok()? }
-            }
+            (Mode::Affine, bits, group) => Form::Affine {
+                bits: u8::try_from(bits).ok()?,
+                group: usize::try_from(group).ok()?,
+                scales: match scales.dtype {
+                    Dtype::BF16 => Scales::Bf16,
+                    _ => Scales::F32,
+                },
+            },
             (Mode::Mxfp4, 4, 32) => Form::Mxfp4,
             (Mode::Mxfp8, 8, 32) => Form::Mxfp8,
             (Mode::Nvfp4, 4, 16) => Form::Nvfp4,
             _ => return None,
         };
         let companions = match biases {
+            Some(biases) if biases.dtype != scales.dtype => return None,
+            Some(biases) if scales.dtype == Dtype::BF16 => {
+                [Some(scales.bytes.clone()), Some(biases.bytes.clone())]
+            }
             Some(biases) => [scales, biases].map(|part| singles(part).map(Bytes::from_owner)),
             None => [Some(scales.bytes.clone()), Some(Bytes::new())],
         };
