@@ -114,16 +114,17 @@ lanes! {
     Unscaled, 0, |_from| _mm256_set1_ps(1.0);
     Power, 1, |from| power(_mm256_set1_epi32(i32::from(*from)));
     Powers, 2, |from| {
-        let (first, second) = (i32::from(*from), i32::from(*from.add(1)));
-        power(_mm256_setr_m128i(_mm_set1_epi32(first), _mm_set1_epi32(second)))
+        let both = _mm256_set1_epi16(from.cast::<i16>().read_unaligned());
+        let order = _mm256_setr_m128i(_mm_set1_epi32(0x8080_8000_u32.cast_signed()), _mm_set1_epi32(0x8080_8001_u32.cast_signed()));
+        power(_mm256_shuffle_epi8(both, order))
     };
     Quarters, 4, |from| {
-        let four = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(from.cast::<i32>().read_unaligned()));
-        let spread = _mm_srai_epi32::<4>(_mm_slli_epi32::<24>(four));
-        let small = _mm_and_si128(spread, _mm_set1_epi32(0x87f0_0000_u32.cast_signed()));
-        let four = _mm_mul_ps(_mm_castsi128_ps(small), _mm_set1_ps(E4M3_FACTOR));
-        let order = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
-        _mm256_permutevar8x32_ps(_mm256_castps128_ps256(four), order)
+        let all = _mm256_set1_epi32(from.cast::<i32>().read_unaligned());
+        // Each at the top of its words.
+        let order = _mm256_add_epi32(_mm256_set1_epi32(0x0080_8080), _mm256_setr_epi32(0, 0, 1 << 24, 1 << 24, 2 << 24, 2 << 24, 3 << 24, 3 << 24));
+        let spread = _mm256_srai_epi32::<4>(_mm256_shuffle_epi8(all, order));
+        let small = _mm256_and_si256(spread, _mm256_set1_epi32(0x87f0_0000_u32.cast_signed()));
+        _mm256_mul_ps(_mm256_castsi256_ps(small), _mm256_set1_ps(E4M3_FACTOR))
     };
 }
 
