@@ -1,11 +1,11 @@
 //! Rates of products with one row, of matrices that are not in any cache, as those of a model are
-//! not: `cargo run --release --example rates -- [--cached] [FORM]`. With `--cached`, of one matrix
+//! not, and of attention: `cargo run --release --example rates -- [--cached] [FORM | Attention]`. With `--cached`, of one matrix
 //! over and over, which shows what the loops can do. All processors that the process may use take
 //! part: `taskset -c 0` leaves one. Each number is the best of many short runs, as others' work
 //! only ever makes one longer.
 use std::time::{Duration, Instant};
 
-use lathe_kernels::{Form, Gemm, Matrix, Scales, product};
+use lathe_kernels::{Form, Gemm, Heads, Matrix, Scales, Sight, attend, product};
 
 #[expect(clippy::too_many_arguments, reason = "BLAS's")]
 unsafe fn none(
@@ -54,6 +54,35 @@ fn main() {
             measure(form, rows, columns, cached);
         }
     }
+    if only.iter().all(|only| only == "Attention") {
+        [500, 1000, 4000].into_iter().for_each(|keys| attention(keys, cached));
+    }
+}
+
+/// One query with nine heads that share three of keys and values.
+fn attention(rows: usize, cached: bool) {
+    let (width, bytes) = (64, 2 * 3 * rows * 64 * 4);
+    let count = if cached { 1 } else { ALL / bytes };
+    let data = vec![0.01f32; count * bytes / 4];
+    let query = vec![0.5f32; 9 * width];
+    let q = Heads { data: &query, heads: 9, rows: 1, width, stride: width };
+    let sight = Sight { scale: 0.125, first: rows - 1, window: None, sinks: None };
+    let mut out = vec![0f32; 9 * width];
+    let (mut best, mut next) = (f64::MAX, 0);
+    let start = Instant::now();
+    while start.elapsed() < LONG {
+        let (keys, values) = data[next * bytes / 4..][..bytes / 4].split_at(bytes / 8);
+        let of = |data| Heads { data, heads: 3, rows, width, stride: rows * width };
+        let begin = Instant::now();
+        attend(q, of(keys), of(values), &sight, &mut out, Gemm(none));
+        best = best.min(begin.elapsed().as_secs_f64());
+        next = (next + 1) % count;
+    }
+    println!(
+        "attention to {rows} keys: {:.0} us, {:.1} GB/s",
+        best * 1e6,
+        bytes as f64 / best / 1e9
+    );
 }
 
 fn measure(form: Form, rows: usize, columns: usize, cached: bool) {

@@ -152,9 +152,7 @@ impl Part<'_> {
                     gemm.0(rows, out_width, seen, p, v, false, mixed.as_mut_ptr(), out_width);
                 }
             } else {
-                for (p, mixed) in scores.chunks_exact(seen).zip(mixed.chunks_exact_mut(out_width)) {
-                    mix(p, v, mixed);
-                }
+                mix(scores, v, rows, mixed);
             }
             for (row, mixed) in mixed.chunks_exact(out_width).enumerate() {
                 let head = kv_head * group + row / positions;
@@ -188,67 +186,106 @@ fn few(q: &[f32], k: &[f32], width: usize, scores: &mut [f32]) {
     unsafe { Rows::new(q, width, Form::F32).product(&matrix, out, 0) };
 }
 
-/// The sum of rows of values by their weights.
-fn mix(weights: &[f32], values: &[f32], out: &mut [f32]) {
-    assert_eq!(values.len(), weights.len() * out.len(), "values");
+/// Sums of rows of values by so many rows of weights.
+fn mix(weights: &[f32], values: &[f32], rows: usize, out: &mut [f32]) {
+    assert_eq!(values.len() * rows * rows, weights.len() * out.len(), "values");
+    assert!(weights.len().is_multiple_of(rows) && out.len().is_multiple_of(rows), "rows");
     #[cfg(target_arch = "x86_64")]
     if super::x86::there() {
-        // SAFETY: the instruction set is there.
-        return unsafe { super::x86::mix(weights, values, out) };
+        // SAFETY: the instruction set is there, and lengths are checked.
+        return unsafe { super::x86::mix(weights, values, rows, out) };
     }
-    // SAFETY: needs nothing.
-    unsafe { mix_with::<Portable>(weights, values, out) }
+    // SAFETY: needs nothing, and lengths are checked.
+    unsafe { mix_with::<Portable>(weights, values, rows, out) }
 }
 
-/// [`mix`] with an instruction set.
+/// [`mix`] with an instruction set. Three rows at a time share what is read of the values.
 ///
 /// # Safety
-/// It must be there, and `values` be `[weights.len(), out.len()]`.
+/// It must be there, and with n weights and m elements of `out` for each of the rows `values` be
+/// `[n, m]`.
 #[inline(always)]
-pub unsafe fn mix_with<I: Isa>(weights: &[f32], values: &[f32], out: &mut [f32]) {
+pub unsafe fn mix_with<I: Isa>(weights: &[f32], values: &[f32], rows: usize, out: &mut [f32]) {
+    let (seen, width) = (weights.len() / rows, out.len() / rows);
+    for row in (0..rows).step_by(3) {
+        let count = (rows - row).min(3);
+        let weights = &weights[row * seen..(row + count) * seen];
+        let out = &mut out[row * width..(row + count) * width];
+        // SAFETY: as the caller says, and there are so many rows.
+        unsafe {
+            match count {
+                1 => mix_rows::<I, 1>(weights, values, out),
+                2 => mix_rows::<I, 2>(weights, values, out),
+                _ => mix_rows::<I, 3>(weights, values, out),
+            }
+        }
+    }
+}
+
+/// R rows.
+///
+/// # Safety
+/// As [`mix_with`].
+#[inline(always)]
+unsafe fn mix_rows<I: Isa, const R: usize>(weights: &[f32], values: &[f32], out: &mut [f32]) {
+    let (seen, width) = (weights.len() / R, out.len() / R);
     let mut column = 0;
     // SAFETY: as the caller says; each call has so many columns.
     unsafe {
-        while column + 64 <= out.len() {
-            mix_columns::<I, 8>(weights, values, out, column);
-            column += 64;
+        while column + 32 <= width {
+            mix_columns::<I, R, 4>(weights, values, out, column);
+            column += 32;
         }
-        while column + 8 <= out.len() {
-            mix_columns::<I, 1>(weights, values, out, column);
+        while column + 8 <= width {
+            mix_columns::<I, R, 1>(weights, values, out, column);
             column += 8;
         }
     }
-    for column in column..out.len() {
-        let column_of = |key: usize| values[key * out.len() + column];
-        out[column] = weights.iter().enumerate().map(|(key, weight)| weight * column_of(key)).sum();
+    for row in 0..R {
+        let weights = &weights[row * seen..(row + 1) * seen];
+        for column in column..width {
+            let column_of = |key: usize| values[key * width + column];
+            out[row * width + column] =
+                weights.iter().enumerate().map(|(key, weight)| weight * column_of(key)).sum();
+        }
     }
 }
 
-/// N times eight columns, whose sums stay in registers.
+/// N times eight columns of R rows, whose sums stay in registers.
 ///
 /// # Safety
 /// As [`mix_with`], and so many columns from `column` on.
+#[expect(clippy::needless_range_loop, reason = "iterators keep the vectors out of registers")]
 #[inline(always)]
-unsafe fn mix_columns<I: Isa, const N: usize>(
+unsafe fn mix_columns<I: Isa, const R: usize, const N: usize>(
     weights: &[f32],
     values: &[f32],
     out: &mut [f32],
     column: usize,
 ) {
-    let width = out.len();
+    let (seen, width) = (weights.len() / R, out.len() / R);
     // SAFETY: as the caller says.
     unsafe {
-        let mut sums = [I::all(0.0); N];
+        let mut sums = [[I::all(0.0); N]; R];
         let mut from = values.as_ptr().wrapping_add(column);
-        for &weight in weights {
-            let weight = I::all(weight);
-            for (i, sum) in sums.iter_mut().enumerate() {
-                *sum = I::fused(weight, I::load(&*from.wrapping_add(8 * i).cast::<Eight>()), *sum);
+        for key in 0..seen {
+            let mut parts = [I::all(0.0); N];
+            for i in 0..N {
+                parts[i] = I::load(&*from.wrapping_add(8 * i).cast::<Eight>());
+            }
+            for row in 0..R {
+                let weight = I::all(*weights.get_unchecked(row * seen + key));
+                for i in 0..N {
+                    sums[row][i] = I::fused(weight, parts[i], sums[row][i]);
+                }
             }
             from = from.wrapping_add(width);
         }
-        for (i, sum) in sums.into_iter().enumerate() {
-            I::store(sum, &mut *out.as_mut_ptr().add(column + 8 * i).cast::<Eight>());
+        for row in 0..R {
+            for i in 0..N {
+                let to = out.as_mut_ptr().add(row * width + column + 8 * i);
+                I::store(sums[row][i], &mut *to.cast::<Eight>());
+            }
         }
     }
 }
@@ -320,14 +357,17 @@ mod tests {
     fn values_are_mixed_alike_on_any_processor() {
         let mut random = Random(6);
         for width in [5, 8, 64, 139] {
-            let weights: Vec<f32> = (0..33).map(|_| random.float()).collect();
-            let values: Vec<f32> = (0..33 * width).map(|_| random.float()).collect();
-            let (mut fast, mut portable) = (vec![f32::NAN; width], vec![f32::NAN; width]);
-            mix(&weights, &values, &mut fast);
-            // SAFETY: needs nothing, and lengths fit.
-            unsafe { mix_with::<Portable>(&weights, &values, &mut portable) };
-            for (a, b) in fast.iter().zip(&portable) {
-                assert!((a - b).abs() < 1e-5, "{width}: {fast:?} {portable:?}");
+            for rows in 1..6 {
+                let weights: Vec<f32> = (0..rows * 33).map(|_| random.float()).collect();
+                let values: Vec<f32> = (0..33 * width).map(|_| random.float()).collect();
+                let (mut fast, mut portable) =
+                    (vec![f32::NAN; rows * width], vec![f32::NAN; rows * width]);
+                mix(&weights, &values, rows, &mut fast);
+                // SAFETY: needs nothing, and lengths fit.
+                unsafe { mix_with::<Portable>(&weights, &values, rows, &mut portable) };
+                for (a, b) in fast.iter().zip(&portable) {
+                    assert!((a - b).abs() < 1e-5, "{rows} of {width}: {fast:?} {portable:?}");
+                }
             }
         }
     }

@@ -184,11 +184,6 @@ pub struct Target {
 }
 
 impl Target {
-    /// For the rows of `x` from `row` on.
-    pub fn below(self, row: usize) -> Target {
-        Target { out: self.out.below(row), ..self }
-    }
-
     /// Row i of `x` times row j.
     #[inline(always)]
     pub fn put(&self, i: usize, j: usize, value: f32) {

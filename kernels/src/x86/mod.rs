@@ -32,9 +32,9 @@ pub unsafe fn by_form(matrix: &Matrix, work: Work) {
 /// # Safety
 /// They must be [`there`]; else as that.
 #[target_feature(enable = "avx2,fma")]
-pub unsafe fn mix(weights: &[f32], values: &[f32], out: &mut [f32]) {
+pub unsafe fn mix(weights: &[f32], values: &[f32], rows: usize, out: &mut [f32]) {
     // SAFETY: as the caller says.
-    unsafe { attention::mix_with::<Avx2>(weights, values, out) }
+    unsafe { attention::mix_with::<Avx2>(weights, values, rows, out) }
 }
 
 /// [`attention::softmax_with`], for whose loops the compiler uses them.

@@ -132,13 +132,7 @@ impl Visit for Product<'_> {
             match self.x.len() / arranged {
                 1 => self.rows::<2, 1, B, S>(shape),
                 2 => self.rows::<1, 2, B, S>(shape),
-                3 => {
-                    let (two, one) = self.x.split_at(2 * arranged);
-                    let (sums_of_two, sums) = self.sums.split_at(self.sums.len() / 3 * 2);
-                    Product { x: two, sums: sums_of_two, ..self }.rows::<1, 2, B, S>(shape);
-                    let to = self.to.below(2);
-                    Product { x: one, sums, to, ..self }.rows::<2, 1, B, S>(shape);
-                }
+                3 => self.rows::<1, 3, B, S>(shape),
                 _ => self.rows::<1, 4, B, S>(shape),
             }
         }
