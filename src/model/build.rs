@@ -10,6 +10,7 @@ use mlx_rs::{Array, Dtype};
 use super::Compute;
 use super::description::{Activation, Expr, NormDefaults};
 use super::linear::Matrix;
+use super::native::Memory;
 use super::ops::{Function, Result as Computed};
 use super::rope::Rope;
 use super::source::{TensorSource, Weight};
@@ -32,6 +33,8 @@ pub struct Builder<'a> {
     faults: Faults,
     slots: Vec<LayerCache>,
     ropes: Vec<Rope>,
+    /// Of weights.
+    pub memory: Memory,
     /// Layers whose keys others read.
     pub read_by_others: BTreeSet<usize>,
 }
@@ -50,6 +53,7 @@ impl<'a> Builder<'a> {
             faults: Faults::default(),
             slots: Vec::new(),
             ropes: Vec::new(),
+            memory: Memory::new(),
             read_by_others: BTreeSet::new(),
         }
     }
@@ -237,6 +241,15 @@ impl<'a> Builder<'a> {
 
     /// A matrix, quantized or not.
     pub fn matrix(&mut self, name: &str, transposed: bool) -> Option<Matrix> {
+        self.stored(name, transposed).map(|matrix| matrix.read_often(&mut self.memory))
+    }
+
+    /// A matrix of which only single rows are read.
+    pub fn table(&mut self, name: &str) -> Option<Matrix> {
+        self.stored(name, false)
+    }
+
+    fn stored(&mut self, name: &str, transposed: bool) -> Option<Matrix> {
         let weight = self.read(name)?;
         let compute = self.compute;
         self.made(|| Matrix::new(&weight, transposed, compute.dtype, compute.on_cpu))

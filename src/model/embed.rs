@@ -32,7 +32,7 @@ struct PerLayer {
 impl Embed {
     /// Reads the embedding, whose name has been found.
     pub fn build(to: &mut Builder, embed: &description::Embed, name: &str) -> Option<Embed> {
-        let table = to.matrix(name, false)?;
+        let table = to.table(name)?;
         let scale = to.maybe_float(&embed.scale)?.map(|scale| scale as f32);
         let per_layer = match &embed.per_layer {
             Some(per_layer) if to.holds(&per_layer.when, true) => {
@@ -76,7 +76,7 @@ impl PerLayer {
                 Some(name) => name,
                 None => to.weight_name(per_layer.tensor.list().first()?)?,
             };
-            to.matrix(&name, false)?
+            to.table(&name)?
         };
         let projection = per_layer.projection.list().first()?;
         Some(PerLayer {
@@ -110,7 +110,8 @@ impl Head {
                 if let Some(copy) = copy {
                     to.passed_over(&copy);
                 }
-                to.made(|| Linear::of(embed.table().clone(), None))
+                let table = embed.table().clone().read_often(&mut to.memory);
+                to.made(|| Linear::of(table, None))
             }
             (false, _) => {
                 let names = head.tensor.list();

@@ -8,7 +8,7 @@ use mlx_rs::{Array, Dtype};
 
 use super::build::Builder;
 use super::description::LinearOrName;
-use super::native::Native;
+use super::native::{Memory, Native};
 use super::ops::Result;
 use super::source::Weight;
 use crate::dtype::Dtype as Stored;
@@ -63,6 +63,16 @@ impl Matrix {
             }
         };
         Ok(Matrix { held, dtype })
+    }
+
+    /// The same for products with every token; one that only single rows are read of may do without.
+    pub fn read_often(self, memory: &mut Memory) -> Matrix {
+        match &self.held {
+            Held::Native(native) => {
+                Matrix { held: Held::Native(Arc::new(native.read_often(memory))), ..self }
+            }
+            _ => self,
+        }
     }
 
     /// The logical shape, `[…, out, in]`.

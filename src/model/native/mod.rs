@@ -11,6 +11,7 @@
 mod attention;
 mod experts;
 mod gated;
+mod memory;
 
 use std::borrow::Cow;
 use std::os::raw::c_int;
@@ -26,6 +27,7 @@ use mlx_rs::{Array, Dtype as MlxDtype};
 
 pub use attention::{Attention, GateOf, Line, Part, Seeing, Turn, attention, rotate};
 pub use gated::Gated;
+pub use memory::Memory;
 
 use super::ops::Result;
 use super::source::{QuantizedTensor, Tensor};
@@ -142,6 +144,16 @@ impl Native {
             rows,
             columns,
         })
+    }
+
+    /// The same for whom reads it for every token: where that is fastest.
+    pub fn read_often(&self, memory: &mut Memory) -> Native {
+        Native {
+            weight: memory.hold(&self.weight),
+            scales: memory.hold(&self.scales),
+            biases: memory.hold(&self.biases),
+            ..self.clone()
+        }
     }
 
     /// The same with a bias `[out]` that is added to its products.
