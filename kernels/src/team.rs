@@ -34,12 +34,18 @@ struct Team {
     state: AtomicU64,
     /// The open work and its pieces.
     work: UnsafeCell<Option<(*const Work<'static>, usize)>>,
-    /// The next piece.
-    next: AtomicUsize,
+    /// The next piece of each thread's share.
+    next: Vec<Share>,
     /// Whether a helper failed.
     failed: AtomicBool,
     helpers: Vec<Helper>,
 }
+
+/// Pieces that follow each other, so that a thread reads on where it has read. Alone in its line of
+/// the cache.
+#[repr(align(128))]
+#[derive(Default)]
+struct Share(AtomicUsize);
 
 struct Helper {
     asleep: AtomicBool,
@@ -68,7 +74,7 @@ fn team() -> &'static Team {
             lead: Mutex::new(()),
             state: AtomicU64::new(0),
             work: UnsafeCell::new(None),
-            next: AtomicUsize::new(0),
+            next: (0..threads()).map(|_| Share::default()).collect(),
             failed: AtomicBool::new(false),
             helpers: (1..threads()).map(helper).collect(),
         }
@@ -77,7 +83,7 @@ fn team() -> &'static Team {
         for (index, helper) in team.helpers.iter().enumerate() {
             let builder = thread::Builder::new().name(format!("product-{}", index + 1));
             // A thread that cannot be had is one that always comes late.
-            if let Ok(handle) = builder.spawn(|| team.help(helper)) {
+            if let Ok(handle) = builder.spawn(move || team.help(helper, index + 1)) {
                 let _ = helper.thread.set(handle.thread().clone());
             }
         }
@@ -114,7 +120,9 @@ impl Team {
             unsafe { std::mem::transmute::<*const Work<'_>, *const Work<'static>>(work) };
         // SAFETY: no work is open and nobody inside, as the one before was left so.
         unsafe { *self.work.get() = Some((work_of_all, count)) };
-        self.next.store(0, Ordering::Relaxed);
+        for (thread, share) in self.next.iter().enumerate() {
+            share.0.store(self.share(thread, count), Ordering::Relaxed);
+        }
         self.state.fetch_add(NUMBER | OPEN, Ordering::SeqCst);
         let closing = Closing(self);
         for helper in &self.helpers {
@@ -125,23 +133,32 @@ impl Team {
                 thread.unpark();
             }
         }
-        self.pieces(count, work);
+        self.pieces(count, work, 0);
         drop(closing);
         assert!(!self.failed.swap(false, Ordering::Relaxed), "a helper failed at a piece of work");
     }
 
-    fn pieces(&self, count: usize, work: &Work) {
-        loop {
-            let piece = self.next.fetch_add(1, Ordering::Relaxed);
-            if piece >= count {
-                return;
+    /// Where a thread's share begins; where the one before it ends.
+    fn share(&self, thread: usize, count: usize) -> usize {
+        thread * count / self.next.len()
+    }
+
+    /// Does the pieces of the thread's own share, and then what is left of the others'.
+    fn pieces(&self, count: usize, work: &Work, thread: usize) {
+        for other in (thread..self.next.len()).chain(0..thread) {
+            let end = self.share(other + 1, count);
+            loop {
+                let piece = self.next[other].0.fetch_add(1, Ordering::Relaxed);
+                if piece >= end {
+                    break;
+                }
+                work(piece);
             }
-            work(piece);
         }
     }
 
     /// A helper's life.
-    fn help(&self, me: &Helper) {
+    fn help(&self, me: &Helper, thread: usize) {
         let mut done = 0;
         let mut since = Instant::now();
         let mut looks = 0_u32;
@@ -154,7 +171,7 @@ impl Team {
                     .is_ok()
                 {
                     done = state / NUMBER;
-                    self.join_in();
+                    self.join_in(thread);
                     since = Instant::now();
                     looks = 0;
                 }
@@ -180,11 +197,12 @@ impl Team {
     }
 
     /// What a helper does inside.
-    fn join_in(&self) {
+    fn join_in(&self, thread: usize) {
         // SAFETY: inside, the work stays as it is, and what it borrows alive.
         let done = unsafe {
-            (*self.work.get())
-                .map(|(work, count)| catch_unwind(AssertUnwindSafe(|| self.pieces(count, &*work))))
+            (*self.work.get()).map(|(work, count)| {
+                catch_unwind(AssertUnwindSafe(|| self.pieces(count, &*work, thread)))
+            })
         };
         if matches!(done, Some(Err(_))) {
             self.failed.store(true, Ordering::Relaxed);
