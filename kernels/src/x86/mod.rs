@@ -37,13 +37,13 @@ pub unsafe fn mix(weights: &[f32], values: &[f32], rows: usize, out: &mut [f32])
     unsafe { attention::mix_with::<Avx2>(weights, values, rows, out) }
 }
 
-/// [`attention::softmax_with`], for whose loops the compiler uses them.
+/// [`attention::exponentials_with`], for whose loops the compiler uses them.
 ///
 /// # Safety
 /// They must be [`there`].
 #[target_feature(enable = "avx2,fma")]
-pub unsafe fn softmax(scores: &mut [f32], sink: Option<f32>) {
-    attention::softmax_with(scores, sink);
+pub unsafe fn exponentials(scores: &mut [f32], sink: Option<f32>) -> (f32, f32) {
+    attention::exponentials_with(scores, sink)
 }
 
 /// Vectors of 256 bits.

@@ -3,11 +3,15 @@
 //! Queries that share keys (Ainslie et al. 2023) are worked on together, a block of positions at
 //! a time: scores against just the keys that the block can see, a softmax, and the mix of values.
 
-use super::codec::Eight;
+mod few;
+
+use std::ops::Range;
+
+pub use few::mix_with;
+
 use super::elements::exp;
-use super::rows::{Isa, Portable, Rows};
 use super::team::with_scratch;
-use super::{Columns, Form, Gemm, Matrix, in_parallel};
+use super::{Columns, Gemm, in_parallel};
 
 /// Rows of f32 by heads. Rows of a head follow each other without gaps; heads may be apart.
 #[derive(Clone, Copy, Debug)]
@@ -83,6 +87,9 @@ pub fn attend(
     assert!(sight.first + queries.rows <= keys.rows, "positions");
     assert!(sight.sinks.is_none_or(|sinks| sinks.len() == queries.heads), "sinks");
     assert_eq!(out.len(), queries.heads * queries.rows * values.width, "out");
+    if queries.heads / keys.heads * queries.rows < MANY {
+        return few::attend(&queries, &keys, &values, sight, out);
+    }
     let block = (BLOCK / (queries.heads / keys.heads)).clamp(1, 64);
     let blocks = queries.rows.div_ceil(block);
     let out = Columns { start: out.as_mut_ptr(), stride: values.width };
@@ -122,20 +129,11 @@ impl Part<'_> {
         with_scratch(rows * (width + seen + out_width), |scratch| {
             let (q, scratch) = scratch.split_at_mut(rows * width);
             let (scores, mixed) = scratch.split_at_mut(rows * seen);
-            for (of_group, q) in q.chunks_exact_mut(positions * width).enumerate() {
-                let given = queries.part(kv_head * group + of_group, from, to);
-                for (q, given) in q.iter_mut().zip(given) {
-                    *q = given * sight.scale;
-                }
-            }
-            if rows >= MANY {
-                // SAFETY: `q` is [rows, width], `k` [seen, width], `scores` [rows, seen].
-                unsafe {
-                    let (q, k) = (q.as_ptr(), k.as_ptr());
-                    gemm.0(rows, seen, width, q, k, true, scores.as_mut_ptr(), seen);
-                }
-            } else {
-                few(q, k, width, scores);
+            scaled(&queries, kv_head * group, from..to, sight.scale, q);
+            // SAFETY: `q` is [rows, width], `k` [seen, width], `scores` [rows, seen].
+            unsafe {
+                let (q, k) = (q.as_ptr(), k.as_ptr());
+                gemm.0(rows, seen, width, q, k, true, scores.as_mut_ptr(), seen);
             }
             for (row, scores) in scores.chunks_exact_mut(seen).enumerate() {
                 let (start, end) = sight.of(from + row % positions, keys.rows);
@@ -143,16 +141,15 @@ impl Part<'_> {
                 let sink = sight.sinks.map(|sinks| sinks[head]);
                 scores[..start - low].fill(0.0);
                 scores[end - low..].fill(0.0);
-                softmax(&mut scores[start - low..end - low], sink);
+                let scores = &mut scores[start - low..end - low];
+                let (most, sum) = exponentials(scores, sink);
+                let factor = 1.0 / (sum + sink.map_or(0.0, |sink| exp(sink - most)));
+                scores.iter_mut().for_each(|score| *score *= factor);
             }
-            if rows >= MANY {
-                // SAFETY: `scores` is [rows, seen], `v` [seen, out_width], `mixed` [rows, out_width].
-                unsafe {
-                    let (p, v) = (scores.as_ptr(), v.as_ptr());
-                    gemm.0(rows, out_width, seen, p, v, false, mixed.as_mut_ptr(), out_width);
-                }
-            } else {
-                mix(scores, v, rows, mixed);
+            // SAFETY: `scores` is [rows, seen], `v` [seen, out_width], `mixed` [rows, out_width].
+            unsafe {
+                let (p, v) = (scores.as_ptr(), v.as_ptr());
+                gemm.0(rows, out_width, seen, p, v, false, mixed.as_mut_ptr(), out_width);
             }
             for (row, mixed) in mixed.chunks_exact(out_width).enumerate() {
                 let head = kv_head * group + row / positions;
@@ -166,143 +163,28 @@ impl Part<'_> {
     }
 }
 
-/// Scores of few queries.
-fn few(q: &[f32], k: &[f32], width: usize, scores: &mut [f32]) {
-    let seen = k.len() / width;
-    // SAFETY: floats are bytes.
-    let bytes = unsafe { std::slice::from_raw_parts(k.as_ptr().cast(), size_of_val(k)) };
-    let matrix = Matrix {
-        form: Form::F32,
-        rows: seen,
-        columns: width,
-        weight: bytes,
-        scales: &[],
-        biases: &[],
-        factor: 1.0,
-    };
-    assert_eq!(scores.len(), q.len() / width * seen, "scores");
-    let out = Columns { start: scores.as_mut_ptr(), stride: seen };
-    // SAFETY: as long as it must be, and lent to this alone.
-    unsafe { Rows::new(q, width, Form::F32).product(&matrix, out, 0) };
-}
-
-/// Sums of rows of values by so many rows of weights.
-fn mix(weights: &[f32], values: &[f32], rows: usize, out: &mut [f32]) {
-    assert_eq!(values.len() * rows * rows, weights.len() * out.len(), "values");
-    assert!(weights.len().is_multiple_of(rows) && out.len().is_multiple_of(rows), "rows");
-    #[cfg(target_arch = "x86_64")]
-    if super::x86::there() {
-        // SAFETY: the instruction set is there, and lengths are checked.
-        return unsafe { super::x86::mix(weights, values, rows, out) };
-    }
-    // SAFETY: needs nothing, and lengths are checked.
-    unsafe { mix_with::<Portable>(weights, values, rows, out) }
-}
-
-/// [`mix`] with an instruction set. Three rows at a time share what is read of the values.
-///
-/// # Safety
-/// It must be there, and with n weights and m elements of `out` for each of the rows `values` be
-/// `[n, m]`.
-#[inline(always)]
-pub unsafe fn mix_with<I: Isa>(weights: &[f32], values: &[f32], rows: usize, out: &mut [f32]) {
-    let (seen, width) = (weights.len() / rows, out.len() / rows);
-    for row in (0..rows).step_by(3) {
-        let count = (rows - row).min(3);
-        let weights = &weights[row * seen..(row + count) * seen];
-        let out = &mut out[row * width..(row + count) * width];
-        // SAFETY: as the caller says, and there are so many rows.
-        unsafe {
-            match count {
-                1 => mix_rows::<I, 1>(weights, values, out),
-                2 => mix_rows::<I, 2>(weights, values, out),
-                _ => mix_rows::<I, 3>(weights, values, out),
-            }
-        }
+/// Some rows of the heads from one on, as many as `out` has room for, times a scale.
+fn scaled(queries: &Heads, from: usize, rows: Range<usize>, scale: f32, out: &mut [f32]) {
+    for (head, out) in out.chunks_exact_mut(rows.len() * queries.width).enumerate() {
+        let given = queries.part(from + head, rows.start, rows.end);
+        out.iter_mut().zip(given).for_each(|(out, given)| *out = given * scale);
     }
 }
 
-/// R rows.
-///
-/// # Safety
-/// As [`mix_with`].
-#[inline(always)]
-unsafe fn mix_rows<I: Isa, const R: usize>(weights: &[f32], values: &[f32], out: &mut [f32]) {
-    let (seen, width) = (weights.len() / R, out.len() / R);
-    let mut column = 0;
-    // SAFETY: as the caller says; each call has so many columns.
-    unsafe {
-        while column + 32 <= width {
-            mix_columns::<I, R, 4>(weights, values, out, column);
-            column += 32;
-        }
-        while column + 8 <= width {
-            mix_columns::<I, R, 1>(weights, values, out, column);
-            column += 8;
-        }
-    }
-    for row in 0..R {
-        let weights = &weights[row * seen..(row + 1) * seen];
-        for column in column..width {
-            let column_of = |key: usize| values[key * width + column];
-            out[row * width + column] =
-                weights.iter().enumerate().map(|(key, weight)| weight * column_of(key)).sum();
-        }
-    }
-}
-
-/// N times eight columns of R rows, whose sums stay in registers.
-///
-/// # Safety
-/// As [`mix_with`], and so many columns from `column` on.
-#[expect(clippy::needless_range_loop, reason = "iterators keep the vectors out of registers")]
-#[inline(always)]
-unsafe fn mix_columns<I: Isa, const R: usize, const N: usize>(
-    weights: &[f32],
-    values: &[f32],
-    out: &mut [f32],
-    column: usize,
-) {
-    let (seen, width) = (weights.len() / R, out.len() / R);
-    // SAFETY: as the caller says.
-    unsafe {
-        let mut sums = [[I::all(0.0); N]; R];
-        let mut from = values.as_ptr().wrapping_add(column);
-        for key in 0..seen {
-            let mut parts = [I::all(0.0); N];
-            for i in 0..N {
-                parts[i] = I::load(&*from.wrapping_add(8 * i).cast::<Eight>());
-            }
-            for row in 0..R {
-                let weight = I::all(*weights.get_unchecked(row * seen + key));
-                for i in 0..N {
-                    sums[row][i] = I::fused(weight, parts[i], sums[row][i]);
-                }
-            }
-            from = from.wrapping_add(width);
-        }
-        for row in 0..R {
-            for i in 0..N {
-                let to = out.as_mut_ptr().add(row * width + column + 8 * i);
-                I::store(sums[row][i], &mut *to.cast::<Eight>());
-            }
-        }
-    }
-}
-
-/// [`softmax_with`] with what the processor has.
-fn softmax(scores: &mut [f32], sink: Option<f32>) {
+/// [`exponentials_with`] with what the processor has.
+fn exponentials(scores: &mut [f32], sink: Option<f32>) -> (f32, f32) {
     #[cfg(target_arch = "x86_64")]
     if super::x86::there() {
         // SAFETY: the instruction set is there.
-        return unsafe { super::x86::softmax(scores, sink) };
+        return unsafe { super::x86::exponentials(scores, sink) };
     }
-    softmax_with(scores, sink);
+    exponentials_with(scores, sink)
 }
 
-/// e^score over the sum of all, and of the sink.
+/// e^(score - most) of each, where `most` is the largest of them and of the sink; `most`, and the
+/// sum of all.
 #[inline(always)]
-pub fn softmax_with(scores: &mut [f32], sink: Option<f32>) {
+pub fn exponentials_with(scores: &mut [f32], sink: Option<f32>) -> (f32, f32) {
     let most = scores.iter().copied().fold(sink.unwrap_or(f32::NEG_INFINITY), f32::max);
     let mut sums = [0.0; 8];
     let mut chunks = scores.chunks_exact_mut(8);
@@ -316,9 +198,7 @@ pub fn softmax_with(scores: &mut [f32], sink: Option<f32>) {
         *score = exp(*score - most);
         *sum += *score;
     }
-    let sum: f32 = sums.iter().sum::<f32>() + sink.map_or(0.0, |sink| exp(sink - most));
-    let factor = 1.0 / sum;
-    scores.iter_mut().for_each(|score| *score *= factor);
+    (most, sums.iter().sum())
 }
 
 #[cfg(test)]
@@ -354,25 +234,6 @@ mod tests {
     }
 
     #[test]
-    fn values_are_mixed_alike_on_any_processor() {
-        let mut random = Random(6);
-        for width in [5, 8, 64, 139] {
-            for rows in 1..6 {
-                let weights: Vec<f32> = (0..rows * 33).map(|_| random.float()).collect();
-                let values: Vec<f32> = (0..33 * width).map(|_| random.float()).collect();
-                let (mut fast, mut portable) =
-                    (vec![f32::NAN; rows * width], vec![f32::NAN; rows * width]);
-                mix(&weights, &values, rows, &mut fast);
-                // SAFETY: needs nothing, and lengths fit.
-                unsafe { mix_with::<Portable>(&weights, &values, rows, &mut portable) };
-                for (a, b) in fast.iter().zip(&portable) {
-                    assert!((a - b).abs() < 1e-5, "{rows} of {width}: {fast:?} {portable:?}");
-                }
-            }
-        }
-    }
-
-    #[test]
     fn attention_is_what_it_is_defined_to_be() {
         let mut random = Random(5);
         for (heads, kv_heads, rows, past, width, out_width) in [
@@ -381,6 +242,9 @@ mod tests {
             (6, 3, 150, 20, 16, 16),
             (2, 1, 70, 0, 7, 5),
             (4, 2, 2, 9, 64, 75),
+            // Few queries and many keys: several threads for one head.
+            (9, 3, 1, 480, 64, 64),
+            (4, 2, 3, 300, 16, 12),
         ] {
             let keys = rows + past;
             // Heads of keys are apart, as in a cache with room.
@@ -408,6 +272,7 @@ mod tests {
                 (Some(1), None),
                 (None, Some(&sinks[..])),
                 (Some(90), Some(&sinks[..])),
+                (Some(300), None),
             ] {
                 let sight = Sight { scale: 0.7, first: past, window, sinks };
                 let mut out = vec![f32::NAN; heads * rows * out_width];
