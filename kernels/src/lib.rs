@@ -217,7 +217,7 @@ pub fn products(x: &[f32], of: &mut [Product], gemm: Gemm) {
     }
     let elements: usize = of.iter().map(|(matrix, _)| matrix.rows * columns).sum();
     // Long enough to be read at the memory's speed, and some for each thread.
-    let piece = (elements / (4 * team::threads())).clamp(8 * 1024, PIECE);
+    let piece = (elements / (8 * team::threads())).clamp(8 * 1024, PIECE);
     let pieces = Piece::all(&of, |_| (piece / columns).max(4));
     in_parallel(pieces.len(), elements * count > 64 * 1024, &|index| {
         let Piece { of: which, from, rows } = pieces[index];

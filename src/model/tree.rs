@@ -38,7 +38,7 @@ impl Compute {
 }
 
 /// Layers after which the device is given what there is to compute, so that it works while the
-/// operations of those to come are put together.
+/// operations of those to come are put together. It is given the first at once.
 const TOGETHER: usize = 4;
 
 /// A model that runs.
@@ -213,7 +213,7 @@ impl Model {
         pass.per_layer = self.embed.per_layer(&tokens, &x)?;
         for (index, layer) in self.layers.iter().enumerate() {
             x = run(layer, &x, &mut pass)?;
-            if index % TOGETHER == TOGETHER - 1 {
+            if index.is_multiple_of(TOGETHER) {
                 mlx_rs::transforms::async_eval([&x])?;
             }
         }

@@ -18,7 +18,7 @@ pub fn attend(queries: &Heads, keys: &Heads, values: &Heads, sight: &Sight, out:
     let rows = group * queries.rows;
     let (low, _) = sight.of(0, keys.rows);
     let (_, high) = sight.of(queries.rows - 1, keys.rows);
-    let parts = if keys.heads >= 4 * threads() { 1 } else { 2 * threads() };
+    let parts = if keys.heads >= 4 * threads() { 1 } else { threads() };
     let parts = parts.min((high - low) / LEAST).max(1);
     let bound = |part: usize| low + (high - low) * part / parts;
     // Of each head of keys and part: the largest score and the sum of each row, and what is mixed.
