@@ -70,17 +70,21 @@ fn piece(array: &Array, format: Option<&Format>, target: u64) -> u64 {
 }
 
 /// Writes a blob to `out`.
-pub fn write(blob: &Blob, work: &Work, out: &mut dyn Write) -> Result<(), Failed> {
+pub fn write(
+    blob: &Blob,
+    work: &Work,
+    buffers: &mut Buffers,
+    out: &mut dyn Write,
+) -> Result<(), Failed> {
     let header = layout::header(blob)?;
     out.write_all(&header).map_err(Failed::Write)?;
-    let mut buffers = Buffers::default();
     let mut written = 0;
     for tensor in &blob.tensors {
         work.progress.tensor(&tensor.name);
         let recipe = recipe(tensor, work.sources)?;
         written += match recipe.quantize {
-            None => copy(tensor, recipe.array, work, &mut buffers, out)?,
-            Some(format) => quantize(tensor, recipe, format, work, &mut buffers, out)?,
+            None => copy(tensor, recipe.array, work, buffers, out)?,
+            Some(format) => quantize(tensor, recipe, format, work, buffers, out)?,
         };
     }
     let expected: u64 = blob.tensors.iter().map(|tensor| tensor.bytes).sum();
@@ -91,9 +95,10 @@ pub fn write(blob: &Blob, work: &Work, out: &mut dyn Write) -> Result<(), Failed
     Ok(())
 }
 
-/// Memory used again for every tensor.
+/// Memory that a worker uses again for every tensor: what is freed is given back to the system, and
+/// must be had from it again, page by page.
 #[derive(Default)]
-struct Buffers {
+pub struct Buffers {
     input: Vec<u8>,
     weight: Vec<u8>,
     scales: Vec<u8>,

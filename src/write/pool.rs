@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 
-use super::blob::{self, Failed, Work};
+use super::blob::{self, Buffers, Failed, Work};
 use super::source::Sources;
 use super::{Made, Options, Staging};
 use crate::fault::{Code, Fault, Faults};
@@ -41,10 +41,11 @@ pub fn run<S: Staging>(
     let results: Vec<Mutex<Option<Made>>> = plan.blobs.iter().map(|_| Mutex::new(None)).collect();
     let faults = Mutex::new(Faults::default());
     let worker = || {
+        let mut buffers = Buffers::default();
         while !stop.load(Ordering::Relaxed) {
             let Some(&index) = order.get(next.fetch_add(1, Ordering::Relaxed)) else { return };
             let blob = &plan.blobs[index];
-            match make(blob, &work, staging, &budget) {
+            match make(blob, &work, &mut buffers, staging, &budget) {
                 Ok(made) => {
                     options.progress.blob(&blob.name, &made);
                     *lock(&results[index]) = Some(made);
@@ -71,10 +72,16 @@ pub fn run<S: Staging>(
     made.ok_or_else(|| Fault::new(Code::Internal, "a blob was not made").into())
 }
 
-fn make<S: Staging>(blob: &Blob, work: &Work, staging: &S, budget: &Budget) -> Result<Made, Fault> {
+fn make<S: Staging>(
+    blob: &Blob,
+    work: &Work,
+    buffers: &mut Buffers,
+    staging: &S,
+    budget: &Budget,
+) -> Result<Made, Fault> {
     let _held = budget.take(blob::memory(blob, work)?);
     let mut staged = staging.stage()?;
-    match blob::write(blob, work, &mut staged) {
+    match blob::write(blob, work, buffers, &mut staged) {
         Ok(()) => staging.finish(staged),
         Err(Failed::Fault(fault)) => Err(fault),
         Err(Failed::Write(error)) => Err(staging.failed(&error)),

@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
-use super::blob::{self, Failed, Work};
+use super::blob::{self, Buffers, Failed, Work};
 use super::{Native, Silent, Sources, layout, side_file};
 use crate::fault::{Fault, Faults};
 use crate::plan::Plan;
@@ -42,6 +42,7 @@ pub fn space_beyond(
         cancel: &cancel,
         piece: SAMPLE as u64,
     };
+    let mut buffers = Buffers::default();
     let mut missing = 0;
     let mut there = Vec::new();
     let mut count = |size, same| if same { there.push(size) } else { missing += size };
@@ -52,7 +53,7 @@ pub fn space_beyond(
         for path in candidates(size) {
             let Ok(file) = File::open(path) else { continue };
             let mut comparing = Comparing { file, left: SAMPLE, differs: false };
-            match blob::write(blob, &work, &mut comparing) {
+            match blob::write(blob, &work, &mut buffers, &mut comparing) {
                 Err(Failed::Fault(fault)) => return Err(fault.into()),
                 Ok(()) | Err(Failed::Write(_)) => same = !comparing.differs,
             }

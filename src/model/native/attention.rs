@@ -438,3 +438,125 @@ fn heads_of<'a>(view: &View, (data, stride): &'a (Cow<[f32]>, usize)) -> Heads<'
     let [_, heads, rows, width] = axes(view);
     Heads { data, heads, rows, width, stride: *stride }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::floats;
+    use super::*;
+    use crate::dtype::Dtype as Stored;
+    use crate::model::source::Tensor;
+
+    fn matrix(rows: usize, columns: usize) -> Arc<Native> {
+        let numbers = (0..rows * columns).map(|i| ((i * 7919) % 101) as f32 / 101.0 - 0.5);
+        let bytes: Vec<u8> = numbers.flat_map(f32::to_le_bytes).collect();
+        let shape = vec![rows as i32, columns as i32];
+        Arc::new(
+            Native::of_floats(&Tensor { dtype: Stored::F32, shape, bytes: bytes.into() }).unwrap(),
+        )
+    }
+
+    fn ones(shape: &[i32]) -> Array {
+        mlx_rs::ops::ones_dtype(shape, Dtype::Float32).unwrap()
+    }
+
+    fn part(rows: usize) -> Part {
+        Part { projection: matrix(rows, 6), norm: None }
+    }
+
+    /// Two heads of four elements that share one of keys.
+    fn small() -> Attention {
+        Attention {
+            queries: part(8),
+            keys: Some(part(4)),
+            values: Some(matrix(4, 6)),
+            value_norm: None,
+            o: matrix(6, 8),
+            gate: None,
+            norm_all_heads: false,
+            heads: 2,
+            kv_heads: 1,
+            dim: 4,
+            scale: 0.5,
+            window: None,
+            sinks: None,
+        }
+    }
+
+    fn line(tokens: usize, room: i32, at: usize) -> Line {
+        Line {
+            tokens,
+            turn: None,
+            factors: None,
+            held: [ones(&[1, 1, room, 4]), ones(&[1, 1, room, 4])],
+            at,
+            seen: 0..at + tokens,
+            first: at,
+        }
+    }
+
+    /// An error from each, where the kernels would end the process.
+    #[test]
+    fn sizes_that_do_not_fit_are_errors() {
+        assert!(small().check().is_ok());
+        let norm = |width: i32| {
+            Some(RmsNorm { weight: Some(floats(&ones(&[width])).unwrap()), eps: 1e-6 })
+        };
+        let wrong: [fn(&mut Attention); 6] = [
+            |attention| attention.queries = part(7),
+            |attention| attention.keys = Some(part(8)),
+            |attention| attention.values = Some(matrix(4, 5)),
+            |attention| attention.o = matrix(6, 7),
+            |attention| attention.sinks = Some(Arc::from([0.0])),
+            |attention| {
+                let gate = GateOf { function: Gate::Sigmoid, projection: Some(matrix(3, 6)) };
+                attention.gate = Some(gate);
+            },
+        ];
+        for (index, wrong) in wrong.into_iter().enumerate() {
+            let mut attention = small();
+            wrong(&mut attention);
+            assert!(attention.check().is_err(), "{index}");
+        }
+        for (width, fits) in [(4, true), (5, false)] {
+            let mut attention = small();
+            attention.value_norm = norm(width);
+            assert_eq!(attention.check().is_ok(), fits);
+        }
+
+        let attention = Arc::new(small());
+        let x = ones(&[1, 3, 6]);
+        let run = |line: Line| attention.forward(&x, None, None, vec![line]);
+        assert!(run(line(3, 8, 2)).is_ok());
+        assert!(run(line(4, 8, 2)).is_err(), "more tokens than there are");
+        assert!(run(line(3, 4, 2)).is_err(), "no room");
+        assert!(run(Line { seen: 0..9, ..line(3, 8, 2) }).is_err(), "beyond the room");
+        assert!(run(Line { first: 3, ..line(3, 8, 2) }).is_err(), "keys that are not there");
+        assert!(run(Line { factors: Some(Arc::from([1.0])), ..line(3, 8, 2) }).is_err());
+        let turn = |cos: usize| Turn {
+            cos: vec![1.0; cos].into(),
+            sin: vec![0.0; cos].into(),
+            interleaved: false,
+        };
+        assert!(run(Line { turn: Some(turn(6)), ..line(3, 8, 2) }).is_ok());
+        assert!(run(Line { turn: Some(turn(9)), ..line(3, 8, 2) }).is_err());
+        assert!(attention.forward(&x, norm(5), None, vec![line(3, 8, 2)]).is_err());
+        assert!(attention.forward(&x, None, Some(&ones(&[1, 3, 5])), vec![line(3, 8, 2)]).is_err());
+        assert!(attention.forward(&x, None, None, Vec::new()).is_err());
+        assert!(rotate(&ones(&[1, 2, 3, 8]), &turn(12)).is_ok());
+        assert!(rotate(&ones(&[1, 2, 3, 8]), &turn(15)).is_err());
+    }
+
+    /// Keys and values are written where they belong and nowhere else.
+    #[test]
+    fn a_line_is_written_in_its_place() {
+        let attention = Arc::new(small());
+        let (_, written) =
+            attention.forward(&ones(&[1, 2, 6]), None, None, vec![line(2, 5, 1)]).unwrap();
+        for held in &written[0] {
+            let held = floats(held).unwrap();
+            assert!(held[..4].iter().chain(&held[12..]).all(|&x| x == 1.0));
+            assert!(held[4..12].iter().all(|&x| x != 1.0));
+            assert_eq!(held[4..8], held[8..12]);
+        }
+    }
+}

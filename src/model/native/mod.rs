@@ -460,3 +460,57 @@ unsafe fn sgemm(
         );
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ones(shape: &[i32]) -> Array {
+        mlx_rs::ops::ones_dtype(shape, MlxDtype::Float32).unwrap()
+    }
+
+    fn counting(shape: &[i32]) -> Arc<Native> {
+        let count: i32 = shape.iter().product();
+        let bytes: Vec<u8> = (0..count).flat_map(|i| (i as f32).to_le_bytes()).collect();
+        let tensor = Tensor { dtype: Dtype::F32, shape: shape.to_vec(), bytes: bytes.into() };
+        Arc::new(Native::of_floats(&tensor).unwrap())
+    }
+
+    /// An error from each, where the kernels would end the process.
+    #[test]
+    fn sizes_that_do_not_fit_are_errors() {
+        let (matrix, x) = (counting(&[16, 8]), ones(&[1, 3, 8]));
+        assert!(matrix.apply(&x, Some(&ones(&[1, 3, 16]))).is_ok());
+        assert!(matrix.apply(&x, Some(&x)).is_err());
+        assert!(matrix.apply(&ones(&[1, 3, 7]), None).is_err());
+        assert!(Native::apply_all(&[&matrix, &counting(&[4, 7])], &x).is_err());
+        assert!(Native::clone(&matrix).with_bias(&ones(&[16])).is_ok());
+        assert!(Native::clone(&matrix).with_bias(&ones(&[15])).is_err());
+        assert!(matrix.part(8, 8).is_ok() && matrix.part(8, 9).is_err());
+        assert!(counting(&[3, 4]).halves().is_err());
+        let norm = |width| RmsNorm { weight: Some(floats(&ones(&[width])).unwrap()), eps: 1e-6 };
+        assert!(norm(8).forward(&x, None).is_ok() && norm(7).forward(&x, None).is_err());
+        let short = Tensor { dtype: Dtype::F32, shape: vec![2, 8], bytes: vec![0; 60].into() };
+        assert!(Native::of_floats(&short).is_none());
+    }
+
+    #[test]
+    fn rows_and_experts_that_are_not_there_are_zeros() {
+        let table = counting(&[3, 2]);
+        let rows = table.rows(&Array::from_slice(&[2_u32, 9, 0], &[3])).unwrap();
+        assert_eq!(floats(&rows).unwrap()[..], [4.0, 5.0, 0.0, 0.0, 0.0, 1.0]);
+        let stack = counting(&[2, 1, 2]);
+        let x = ones(&[1, 1, 1, 2]);
+        let made = stack.apply_experts(&x, &Array::from_slice(&[1_u32, 7], &[1, 2])).unwrap();
+        assert_eq!(floats(&made).unwrap()[..], [5.0, 0.0]);
+    }
+
+    #[test]
+    fn a_part_has_the_rows_and_the_bias_of_its_own() {
+        let bias = Array::from_slice(&[10.0_f32, 20.0, 30.0], &[3]);
+        let matrix = Native::clone(&counting(&[3, 2])).with_bias(&bias).unwrap();
+        let part = Arc::new(matrix.part(1, 2).unwrap());
+        let made = part.apply(&ones(&[1, 2]), None).unwrap();
+        assert_eq!(floats(&made).unwrap()[..], [25.0, 39.0]);
+    }
+}
