@@ -66,7 +66,7 @@ fn attention(rows: usize, cached: bool) {
     let data = vec![0.01f32; count * bytes / 4];
     let query = vec![0.5f32; 9 * width];
     let q = Heads { data: &query, heads: 9, rows: 1, width, stride: width };
-    let sight = Sight { scale: 0.125, first: rows - 1, window: None, sinks: None };
+    let sight = Sight { scale: 0.125, first: rows - 1, cap: None, window: None, sinks: None };
     let mut out = vec![0f32; 9 * width];
     let (mut best, mut next) = (f64::MAX, 0);
     let start = Instant::now();

@@ -22,6 +22,7 @@ def main():
     arguments.add_argument("--lathe", type=Path, required=True)
     arguments.add_argument("--model", type=Path, required=True)
     arguments.add_argument("--runs", type=int, default=5)
+    arguments.add_argument("--formats", nargs="+", default=[], help="of the bench `run`; default: all")
     given = arguments.parse_args()
     if unknown := set(given.names) - set(known):
         arguments.error(f"unknown: {', '.join(unknown)}")
@@ -29,7 +30,7 @@ def main():
     print(f"{platform.machine()}, {os.cpu_count()} cores{load}; medians of {given.runs}, by turns")
     print(f"{'':34} {'lathe':>12} {'other':>12} {'better by':>10} {'must be':>8}")
     with tempfile.TemporaryDirectory(prefix="lathe-bench-") as scratch:
-        context = Context(given.lathe.absolute(), given.model, given.runs, Path(scratch))
+        context = Context(given.lathe.absolute(), given.model, given.runs, Path(scratch), given.formats)
         try:
             for name in given.names or known:
                 for row in importlib.import_module(name).run(context):

@@ -23,6 +23,7 @@ class Context:
     model: Path
     runs: int
     scratch: Path
+    formats: list[str]
 
 
 @dataclasses.dataclass

@@ -34,21 +34,24 @@ class Rates:
 
 
 def run(context):
-    bandwidth = memory_bandwidth()
-    yield Row("memory bandwidth, read", bandwidth, bandwidth, "GB/s")
     prompt = SENTENCE * 28
-    for format in FORMATS:
-        yield from compare(context, format, prompt, bandwidth)
+    for format in context.formats or FORMATS:
+        yield from compare(context, format, prompt)
 
 
-def compare(context, format, prompt, bandwidth):
+def compare(context, format, prompt):
     store, folder = context.scratch / "store", context.scratch / f"mlx-{format}"
     name = f"bench:{format}"
     stored = ["--store", store]
     call([context.lathe, "create", name, context.model, "-q", format, *stored])
     call([context.lathe, "export", name, folder, "--as", "mlx-lm", *stored])
-    rounds = [(ours(context, name, prompt, stored), theirs(folder, prompt)) for _ in range(context.runs)]
-    lathe, mlx = ([pair[i] for pair in rounds] for i in (0, 1))
+    lathe, mlx, bandwidths = [], [], []
+    for _ in range(context.runs):
+        # What else the machine does changes its bandwidth by the minute: before and after.
+        before = memory_bandwidth()
+        lathe.append(ours(context, name, prompt, stored))
+        bandwidths.append((before + memory_bandwidth()) / 2)
+        mlx.append(theirs(folder, prompt))
     # A few tokens apart: chat templates that say the date, or two of them in a row.
     assert abs(lathe[0].prompt - mlx[0].prompt) <= 4, (lathe[0], mlx[0])
     decode, prefill = TARGETS[format == "source"]
@@ -57,10 +60,20 @@ def compare(context, format, prompt, bandwidth):
         yield Row(f"run {format}: {what}, {lathe[0].prompt}+{ANSWER}", *pair, unit, target, True)
     pair = median(lathe, "first"), median(mlx, "first")
     yield Row(f"run {format}: start to first token", *pair, "s", FIRST_TOKEN)
-    # Each token reads all weights once; those of a tied embedding as the head.
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 1e9
-    reached = median(lathe, "decode") * size
+    # Each token reads all weights once, those of a tied embedding as the head, and the cache.
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    size += cache_bytes(folder, lathe[0].prompt + ANSWER / 2)
+    reached = median(lathe, "decode") * size / 1e9
+    bandwidth = statistics.median(bandwidths)
     yield Row(f"run {format}: bytes read in decode", reached, bandwidth, "GB/s", 0.5, True)
+
+
+def cache_bytes(folder, tokens):
+    """Of keys and values, in f32 as on every CPU."""
+    config = json.loads((folder / "config.json").read_text())
+    heads = config["num_attention_heads"]
+    dim = config.get("head_dim") or config["hidden_size"] // heads
+    return config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * dim * 2 * 4 * tokens
 
 
 def ours(context, name, prompt, stored):

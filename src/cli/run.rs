@@ -263,7 +263,7 @@ fn document(engine: &Engine, answer: &Answer, tokens: Vec<Value>, args: &Run) ->
             "answer_tokens": statistics.answer_tokens,
             "decode_seconds": statistics.decode.as_secs_f64(),
             "decode_tokens_per_second": statistics.decode_rate(),
-            "peak_bytes": screen::peak_bytes(),
+            "peak_bytes": screen::peak_bytes(engine),
         },
     });
     if args.sampling.logprobs.is_some() {

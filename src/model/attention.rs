@@ -333,7 +333,7 @@ impl Attention {
     fn native(&self) -> Result<Option<native::Attention>> {
         let (heads, kv_heads) = (self.heads as usize, self.kv_heads as usize);
         let dim = self.head_dim as usize;
-        // What lathe's own kernels lack: soft caps, norms that are not theirs.
+        // What lathe's own kernels lack are other norms than theirs.
         let norms = |norm: &Option<Norm>| match norm {
             Some(norm) => norm.native().cloned().map(Some),
             None => Some(None),
@@ -352,8 +352,8 @@ impl Attention {
                 function.filter(|_| !missing).map(of).map(Some)
             }
         };
-        let (Some(q_norm), Some((k_norm, value_norm)), Some(gate), None) =
-            (norms(&self.q_norm), own_norms, gate, self.scores.cap)
+        let (Some(q_norm), Some((k_norm, value_norm)), Some(gate)) =
+            (norms(&self.q_norm), own_norms, gate)
         else {
             return Ok(None);
         };
@@ -393,6 +393,7 @@ impl Attention {
             kv_heads,
             dim,
             scale: self.scores.scale,
+            cap: self.scores.cap,
             window: self.scores.window,
             sinks,
         };

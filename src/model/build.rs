@@ -35,6 +35,8 @@ pub struct Builder<'a> {
     ropes: Vec<Rope>,
     /// Of weights.
     pub memory: Memory,
+    /// Bytes of weights that are not MLX's arrays.
+    pub native_bytes: usize,
     /// Layers whose keys others read.
     pub read_by_others: BTreeSet<usize>,
 }
@@ -54,6 +56,7 @@ impl<'a> Builder<'a> {
             slots: Vec::new(),
             ropes: Vec::new(),
             memory: Memory::new(),
+            native_bytes: 0,
             read_by_others: BTreeSet::new(),
         }
     }
@@ -252,7 +255,9 @@ impl<'a> Builder<'a> {
     fn stored(&mut self, name: &str, transposed: bool) -> Option<Matrix> {
         let weight = self.read(name)?;
         let compute = self.compute;
-        self.made(|| Matrix::new(&weight, transposed, compute.dtype, compute.on_cpu))
+        let made = self.made(|| Matrix::new(&weight, transposed, compute.dtype, compute.on_cpu))?;
+        self.native_bytes += made.bytes();
+        Some(made)
     }
 
     /// Notes a fault unless a tensor has the size that the description works out.

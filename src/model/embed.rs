@@ -61,11 +61,6 @@ impl Embed {
         let projected = per_layer.norm.forward(&projected.reshape(&shape)?)?;
         times(&projected.add(rows)?, per_layer.sum_scale).map(Some)
     }
-
-    /// The table, to be the head too.
-    pub fn table(&self) -> &Matrix {
-        &self.table
-    }
 }
 
 impl PerLayer {
@@ -101,7 +96,7 @@ pub struct Head {
 
 impl Head {
     /// Reads the head at the top of the model's names; a tied one is the embedding.
-    pub fn build(to: &mut Builder, head: &description::Head, embed: &Embed) -> Option<Head> {
+    pub fn build(to: &mut Builder, head: &description::Head, embed: &mut Embed) -> Option<Head> {
         let tied = to.holds(&head.tied, false);
         let found = head.tensor.list().iter().find_map(|name| to.find(name));
         let linear = match (tied, found) {
@@ -110,8 +105,8 @@ impl Head {
                 if let Some(copy) = copy {
                     to.passed_over(&copy);
                 }
-                let table = embed.table().clone().read_often(&mut to.memory);
-                to.made(|| Linear::of(table, None))
+                embed.table = embed.table.clone().read_often(&mut to.memory);
+                to.made(|| Linear::of(embed.table.clone(), None))
             }
             (false, _) => {
                 let names = head.tensor.list();

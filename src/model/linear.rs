@@ -75,6 +75,14 @@ impl Matrix {
         }
     }
 
+    /// Bytes that it takes outside MLX's arrays.
+    pub fn bytes(&self) -> usize {
+        match &self.held {
+            Held::Native(native) => native.bytes(),
+            Held::Plain { .. } | Held::Quantized { .. } => 0,
+        }
+    }
+
     /// The logical shape, `[…, out, in]`.
     pub fn shape(&self) -> Vec<i32> {
         let (mut shape, transposed) = match &self.held {

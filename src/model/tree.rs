@@ -51,6 +51,7 @@ pub struct Model {
     head: Head,
     slots: Vec<LayerCache>,
     context: Option<usize>,
+    native_bytes: usize,
 }
 
 /// Builds a model from its description, its config and its weights.
@@ -79,10 +80,10 @@ pub fn load(
     to.norms = decoder.norms.clone();
 
     let (root, embedding) = root_of(&mut to, decoder)?;
-    let embed = to.under(&root, |to| Embed::build(to, &decoder.embed, &embedding));
+    let mut embed = to.under(&root, |to| Embed::build(to, &decoder.embed, &embedding));
     let layers = to.under(&root, |to| build_layers(to, decoder));
     let norm = to.under(&root, |to| Module::build_all(to, &decoder.norm, 0));
-    let head = embed.as_ref().and_then(|embed| Head::build(&mut to, &decoder.head, embed));
+    let head = embed.as_mut().and_then(|embed| Head::build(&mut to, &decoder.head, embed));
     let context = match &decoder.context {
         Some(context) => to.int_or(&Some(context.clone()), 0),
         None => None,
@@ -91,12 +92,13 @@ pub fn load(
     let mut layers = layers;
     let shared = to.read_by_others.clone();
     layers.iter_mut().flatten().for_each(|step| step.share(&shared));
+    let native_bytes = to.native_bytes;
     let slots = to.finish()?;
     let (Some(embed), Some(head)) = (embed, head) else {
         return Err(Fault::new(Code::Internal, "a model without faults lacks an end").into());
     };
     let context = context.and_then(|context| usize::try_from(context).ok()).filter(|&c| c > 0);
-    Ok(Model { embed, layers, norm, head, slots, context })
+    Ok(Model { embed, layers, norm, head, slots, context, native_bytes })
 }
 
 fn set_values<'a>(
@@ -168,6 +170,11 @@ impl Model {
     /// The trained context in tokens, where the config says.
     pub fn context(&self) -> Option<usize> {
         self.context
+    }
+
+    /// Bytes of its weights that are not MLX's arrays.
+    pub fn native_bytes(&self) -> usize {
+        self.native_bytes
     }
 
     /// Number of layers.

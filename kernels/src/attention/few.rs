@@ -43,6 +43,7 @@ pub fn attend(queries: &Heads, keys: &Heads, values: &Heads, sight: &Sight, out:
                 let (start, end) = (start.clamp(from, to) - from, end.clamp(from, to) - from);
                 scores[..start].fill(0.0);
                 scores[end..].fill(0.0);
+                super::bend(&mut scores[start..end], sight.cap);
                 let (most, sum) = exponentials(&mut scores[start..end], None);
                 ends.copy_from_slice(&[most, sum]);
             }

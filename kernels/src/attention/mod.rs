@@ -45,6 +45,8 @@ impl<'a> Heads<'a> {
 pub struct Sight<'a> {
     /// Multiplies scores.
     pub scale: f32,
+    /// Bends scores to less than this: cap × tanh(score / cap) (Gemma 2).
+    pub cap: Option<f32>,
     /// Query i sees key j up to `first + i`.
     pub first: usize,
     /// At most so many keys, the last ones.
@@ -142,6 +144,7 @@ impl Part<'_> {
                 scores[..start - low].fill(0.0);
                 scores[end - low..].fill(0.0);
                 let scores = &mut scores[start - low..end - low];
+                bend(scores, sight.cap);
                 let (most, sum) = exponentials(scores, sink);
                 let factor = 1.0 / (sum + sink.map_or(0.0, |sink| exp(sink - most)));
                 scores.iter_mut().for_each(|score| *score *= factor);
@@ -168,6 +171,15 @@ fn scaled(queries: &Heads, from: usize, rows: Range<usize>, scale: f32, out: &mu
     for (head, out) in out.chunks_exact_mut(rows.len() * queries.width).enumerate() {
         let given = queries.part(from + head, rows.start, rows.end);
         out.iter_mut().zip(given).for_each(|(out, given)| *out = given * scale);
+    }
+}
+
+/// cap × tanh(score / cap) of each score.
+fn bend(scores: &mut [f32], cap: Option<f32>) {
+    let Some(cap) = cap else { return };
+    for score in scores {
+        let small = exp(-2.0 * (*score / cap).abs());
+        *score = (cap * (1.0 - small) / (1.0 + small)).copysign(*score);
     }
 }
 
@@ -218,8 +230,12 @@ mod tests {
                     a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>()
                 };
                 let scores = (start..end).map(|j| dot(query, k.part(head / group, j, j + 1)));
-                let weights: Vec<f64> =
-                    scores.map(|s| (s * f64::from(sight.scale)).exp()).collect();
+                let scores = scores.map(|s| s * f64::from(sight.scale));
+                let bend = |s: f64| match sight.cap.map(f64::from) {
+                    Some(cap) => cap * (s / cap).tanh(),
+                    None => s,
+                };
+                let weights: Vec<f64> = scores.map(|s| bend(s).exp()).collect();
                 let sink = sight.sinks.map_or(0.0, |sinks| f64::from(sinks[head]).exp());
                 let sum = weights.iter().sum::<f64>() + sink;
                 out.extend((0..v.width).map(|column| {
@@ -266,15 +282,16 @@ mod tests {
                 stride: v_stride,
             };
             let sinks = floats(heads);
-            for (window, sinks) in [
-                (None, None),
-                (Some(8), None),
-                (Some(1), None),
-                (None, Some(&sinks[..])),
-                (Some(90), Some(&sinks[..])),
-                (Some(300), None),
+            for (window, sinks, cap) in [
+                (None, None, None),
+                (Some(8), None, None),
+                (Some(1), None, Some(0.5)),
+                (None, Some(&sinks[..]), None),
+                (Some(90), Some(&sinks[..]), Some(2.0)),
+                (Some(300), None, None),
+                (None, None, Some(1.0)),
             ] {
-                let sight = Sight { scale: 0.7, first: past, window, sinks };
+                let sight = Sight { scale: 0.7, cap, first: past, window, sinks };
                 let mut out = vec![f32::NAN; heads * rows * out_width];
                 attend(q, k, v, &sight, &mut out, Gemm(plain));
                 for (i, (found, wanted)) in out.iter().zip(slowly(&q, &k, &v, &sight)).enumerate() {

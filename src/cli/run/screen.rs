@@ -109,13 +109,13 @@ fn rates(answer: &Answer, engine: &Engine, session: &Session) -> String {
         s.decode_rate(),
         session.bytes() as f64 / 1e6,
     );
-    if let Some(peak) = peak_bytes() {
-        text.push_str(&format!("peak     {:8.1} MB of arrays\n", peak as f64 / 1e6));
+    if let Some(peak) = peak_bytes(engine) {
+        text.push_str(&format!("peak     {:8.1} MB of weights and arrays\n", peak as f64 / 1e6));
     }
     text
 }
 
-/// The most bytes that MLX's arrays had at once.
-pub(super) fn peak_bytes() -> Option<usize> {
-    mlx_rs::memory::peak_memory().ok()
+/// The most bytes that weights and MLX's arrays had at once.
+pub(super) fn peak_bytes(engine: &Engine) -> Option<usize> {
+    mlx_rs::memory::peak_memory().ok().map(|arrays| arrays + engine.model().native_bytes())
 }

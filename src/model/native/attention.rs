@@ -91,6 +91,8 @@ pub struct Attention {
     pub dim: usize,
     /// Multiplies scores.
     pub scale: f32,
+    /// Bends scores to less than this.
+    pub cap: Option<f32>,
     /// A token sees so many, itself included.
     pub window: Option<usize>,
     /// A score for each head.
@@ -336,8 +338,13 @@ impl Attention {
             });
             let queries =
                 Heads { data: &made, heads, rows: tokens, width: dim, stride: tokens * dim };
-            let sinks = self.sinks.as_deref();
-            let sight = Sight { scale: self.scale, first: row.first, window: self.window, sinks };
+            let sight = Sight {
+                scale: self.scale,
+                cap: self.cap,
+                first: row.first,
+                window: self.window,
+                sinks: self.sinks.as_deref(),
+            };
             let to = &mut mixed[from * heads * dim..(from + tokens) * heads * dim];
             if tokens == 1 {
                 attend(queries, keys, values, &sight, to, BLAS);
@@ -399,7 +406,7 @@ pub fn attention([queries, keys, values]: [&Array; 3], seeing: Seeing) -> Result
     let Seeing { scale, first, window } = seeing;
     let made = host_operation(&inputs, &shape, Dtype::Float32, move |views, out| {
         let [q, k, v] = [0, 1, 2].map(|i| lined_up(&views[i]));
-        let sight = Sight { scale, first, window, sinks: None };
+        let sight = Sight { scale, cap: None, first, window, sinks: None };
         attend(
             heads_of(&views[0], &q),
             heads_of(&views[1], &k),
@@ -477,6 +484,7 @@ mod tests {
             kv_heads: 1,
             dim: 4,
             scale: 0.5,
+            cap: None,
             window: None,
             sinks: None,
         }

@@ -146,6 +146,11 @@ impl Native {
         })
     }
 
+    /// Bytes that it takes.
+    pub fn bytes(&self) -> usize {
+        self.weight.len() + self.scales.len() + self.biases.len()
+    }
+
     /// The same for whom reads it for every token: where that is fastest.
     pub fn read_often(&self, memory: &mut Memory) -> Native {
         Native {
