@@ -64,6 +64,16 @@ pub fn machine_memory() -> u64 {
     system.total_memory().min(contained)
 }
 
+/// Memory in bytes that is free, or can be made so; the container's where that is less.
+pub fn free_memory() -> u64 {
+    let mut system = sysinfo::System::new();
+    system.refresh_memory();
+    // What a container's cache of files holds can be freed.
+    let contained = system.cgroup_limits();
+    let contained = contained.map_or(u64::MAX, |c| c.total_memory.saturating_sub(c.rss));
+    system.available_memory().min(contained)
+}
+
 /// The phase in which blobs are made.
 pub const WRITING: &str = "writing";
 /// The phase in which what was made is tried.

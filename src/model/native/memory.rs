@@ -27,9 +27,7 @@ impl Memory {
         if !huge_pages() {
             return Memory::default();
         }
-        let mut system = sysinfo::System::new();
-        system.refresh_memory();
-        let left = usize::try_from(system.available_memory() / 2).unwrap_or(usize::MAX);
+        let left = usize::try_from(crate::write::free_memory() / 2).unwrap_or(usize::MAX);
         Memory { chunk: BytesMut::new(), left }
     }
 
