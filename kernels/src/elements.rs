@@ -29,7 +29,7 @@ pub fn rms_norm(x: &[f32], weight: Option<&[f32]>, eps: f32, width: usize, out: 
 
 /// The sum over all elements, in eight parts.
 #[inline(always)]
-fn sum(x: &[f32], of: impl Fn(f32) -> f32) -> f32 {
+pub fn sum(x: &[f32], of: impl Fn(f32) -> f32) -> f32 {
     let mut sums: Eight = [0.0; 8];
     let chunks = x.chunks_exact(8);
     for (sum, &x) in sums.iter_mut().zip(chunks.remainder()) {

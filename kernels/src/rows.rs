@@ -8,6 +8,7 @@ use std::marker::PhantomData;
 
 use super::codec::{Bf16, Codec, E4M3_FACTOR, E4m3, E8m0, F16, F32, Fp4, Fp8, One, Scale};
 use super::codec::{Eight, Single, Whole};
+use super::elements::sum;
 use super::{Columns, Form, Matrix, Scales};
 
 /// Vectors of eight floats.
@@ -159,20 +160,11 @@ impl<'a> Rows<'a> {
 
 fn sums_of(x: &[f32], form: Form) -> Vec<f32> {
     match form {
-        Form::Affine { group, .. } => x.chunks_exact(group).map(sum_of).collect(),
+        Form::Affine { group, .. } => {
+            x.chunks_exact(group).map(|group| sum(group, |x| x)).collect()
+        }
         _ => Vec::new(),
     }
-}
-
-/// Of a multiple of eight, which are added to eight sums at the same time.
-fn sum_of(x: &[f32]) -> f32 {
-    let mut sums = [0.0; 8];
-    for eight in x.chunks_exact(8) {
-        for i in 0..8 {
-            sums[i] += eight[i];
-        }
-    }
-    sums.iter().sum()
 }
 
 /// Where products go: row i of `x` times row j of the matrix to `[i, first + j]`. Only

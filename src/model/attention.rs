@@ -257,8 +257,8 @@ impl Attention {
                     ([place.keys, values], place.at, place.seen, position - first)
                 }
                 Keys::Of(layer) => {
-                    let seen = pass.seen.get(layer).and_then(|rows| rows.get(index));
-                    let Seen { keys, values, start } = seen.cloned().ok_or_else(no_keys)?;
+                    let seen = pass.seen_of(*layer, index).cloned();
+                    let Seen { keys, values, start } = seen.ok_or_else(no_keys)?;
                     let all = 0..keys.dim(2) as usize;
                     ([keys, values], 0, all, start)
                 }
@@ -304,12 +304,7 @@ impl Attention {
                 (Keys::Own { slot, .. }, Some((keys, values))) => {
                     keys_in(pass.caches[index], *slot)?.append(keys, Some(values))?
                 }
-                (Keys::Of(layer), _) => pass
-                    .seen
-                    .get(layer)
-                    .and_then(|rows| rows.get(index))
-                    .cloned()
-                    .ok_or_else(no_keys)?,
+                (Keys::Of(layer), _) => pass.seen_of(*layer, index).cloned().ok_or_else(no_keys)?,
                 _ => return Err(no_keys()),
             };
             rows.push(self.scores.attend(&queries, &seen, position, pass)?);
@@ -403,8 +398,12 @@ impl Attention {
 
     /// Elements of what is projected to queries, and their gate where it comes with them.
     fn q_rows(&self) -> usize {
-        let in_q = self.gate.as_ref().is_some_and(|gate| gate.projection.is_none());
-        (self.heads * self.head_dim) as usize * if in_q { 2 } else { 1 }
+        (self.heads * self.head_dim) as usize * if self.gate_in_q() { 2 } else { 1 }
+    }
+
+    /// Whether the gate comes with the queries.
+    fn gate_in_q(&self) -> bool {
+        self.gate.as_ref().is_some_and(|gate| gate.projection.is_none())
     }
 
     /// All rows' queries, keys and values, and the gate that comes with queries.
@@ -412,7 +411,7 @@ impl Attention {
         let (batch, longest) = (x.dim(0), x.dim(1));
         let (mut q, k, v) = self.project(x)?;
         let mut gate = None;
-        if self.gate.as_ref().is_some_and(|gate| gate.projection.is_none()) {
+        if self.gate_in_q() {
             // Each head's row holds its query and then its gate.
             let both = q.reshape(&[batch, longest, self.heads, 2 * self.head_dim])?;
             gate = Some(last_axis(&both, self.head_dim, 2 * self.head_dim)?);

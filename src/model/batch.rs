@@ -110,6 +110,11 @@ impl<'a, 'c> Pass<'a, 'c> {
         }
     }
 
+    /// What another layer's keys and values show a row.
+    pub fn seen_of(&self, layer: usize, row: usize) -> Option<&Seen> {
+        self.seen.get(&layer).and_then(|rows| rows.get(row))
+    }
+
     /// True where the token at `position + i` sees key `start + j`, `[length, keys]`: not after
     /// it, and at most `window` tokens back, itself included.
     pub fn mask(

@@ -104,9 +104,7 @@ fn run_onto(modules: &[Module], x: &Array, onto: Option<&Array>, pass: &mut Pass
     let mut modules = modules.iter().peekable();
     let (mut made, mut norm): (Option<Array>, Option<&Norm>) = (None, None);
     while let Some(module) = modules.next() {
-        if let (Module::Norm(before), Some(next)) = (module, modules.peek())
-            && next.normalizes()
-        {
+        if let (Module::Norm(before), None, Some(_)) = (module, norm, modules.peek()) {
             norm = Some(before);
             continue;
         }
@@ -232,7 +230,7 @@ impl Module {
         }
     }
 
-    /// Whether it may be given a norm to do first.
+    /// Whether it does the norm before it itself.
     fn normalizes(&self) -> bool {
         matches!(self, Module::Attention(_) | Module::GatedMlp(_))
     }

@@ -7,10 +7,11 @@
 
 use std::arch::x86_64::*;
 
+use super::Avx2;
 use super::blocks::Block;
 use super::scales::{All, Halves, Lanes, Power, Powers, Quarters, Stored, Unscaled};
 use crate::codec::{Bf16, F16, F32, Fp4, Fp8, Scale, Single, Whole};
-use crate::rows::Target;
+use crate::rows::{Isa, Target};
 use crate::{Form, Matrix, Scales};
 
 /// Bytes by which weights are fetched ahead: the hardware's own prefetching stops at each page.
@@ -240,7 +241,7 @@ impl Product<'_> {
                 for i in 0..N {
                     let sums = sums.as_ptr().add(i * groups);
                     let total = with_biases::<S::Biases>(totals[j][i], biases, sums, groups);
-                    to.put(i, row, sum_of(total) * factor);
+                    to.put(i, row, Avx2::sum(total) * factor);
                 }
             }
         }
@@ -295,17 +296,5 @@ unsafe fn with_biases<S: Stored>(
             rest += S::of(bias) * *sums.add(at);
         }
         _mm256_add_ps(total, _mm256_castps128_ps256(_mm_set_ss(rest)))
-    }
-}
-
-/// # Safety
-/// AVX.
-#[inline(always)]
-unsafe fn sum_of(value: __m256) -> f32 {
-    // SAFETY: as the caller says.
-    unsafe {
-        let four = _mm_add_ps(_mm256_castps256_ps128(value), _mm256_extractf128_ps::<1>(value));
-        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-        _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
     }
 }

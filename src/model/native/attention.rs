@@ -129,12 +129,20 @@ struct Row {
 }
 
 impl Attention {
+    /// Elements that are projected for a head of queries: its query, and its gate where that comes
+    /// with it.
+    fn of_head(&self) -> usize {
+        match &self.gate {
+            Some(GateOf { projection: None, .. }) => 2 * self.dim,
+            _ => self.dim,
+        }
+    }
+
     /// That sizes fit each other.
     pub fn check(&self) -> Result<()> {
         let Attention { heads, kv_heads, dim, .. } = *self;
         let width = self.queries.projection.columns;
-        let in_queries = self.gate.as_ref().is_some_and(|gate| gate.projection.is_none());
-        let rows = heads * dim * if in_queries { 2 } else { 1 };
+        let rows = heads * self.of_head();
         let projection = |what: &str, native: &Native, rows: &[usize]| {
             let found = [native.columns, native.rows];
             let fits = rows.iter().any(|&rows| found == [width, rows]);
@@ -275,8 +283,7 @@ impl Attention {
         let [queries, own_keys, own_values, gate] = projected;
         let own_values = if values.is_some() { &own_values } else { &own_keys };
 
-        let in_queries = self.gate.as_ref().is_some_and(|gate| gate.projection.is_none());
-        let of_head = if in_queries { 2 * dim } else { dim };
+        let of_head = self.of_head();
         let mut mixed = vec![0.0; count * heads * dim];
         for (index, row) in rows.iter().enumerate() {
             let (tokens, from) = (row.tokens, index * longest);
