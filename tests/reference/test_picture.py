@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import unittest
@@ -35,7 +36,8 @@ class Browser:
         self.process = subprocess.Popen(
             [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
              "--window-size=1280,1600", f"--user-data-dir={profile}", "about:blank"],
-            close_fds=False, preexec_fn=wire, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            close_fds=False, preexec_fn=wire, start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         os.close(to_browser), os.close(from_browser)
         self.buffer, self.count, self.events = b"", 0, []
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
@@ -95,7 +97,8 @@ class Browser:
             (Path(folder) / f"{name}.png").write_bytes(base64.b64decode(shot["data"]))
 
     def close(self):
-        self.process.kill()
+        """Its helpers write the profile too: all of them have to end before it can be removed."""
+        os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         os.close(self.to), os.close(self.from_)
 
@@ -114,7 +117,8 @@ def contrast(one, other):
 class Picture(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.scratch = tempfile.TemporaryDirectory()
+        # A helper that is still dying when the folder is removed is no fault of the picture.
+        cls.scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         folder = Path(cls.scratch.name)
         arguments = [LATHE, "create", "m", MODEL, "-q", "int4", "--dry-run", "--output"]
         cls.page = folder / "plan.html"
