@@ -3,6 +3,7 @@
 //! over and over, which shows what the loops can do. All processors that the process may use take
 //! part: `taskset -c 0` leaves one. Each number is the best of many short runs, as others' work
 //! only ever makes one longer.
+use std::alloc::{Layout, alloc, dealloc};
 use std::time::{Duration, Instant};
 
 use lathe_kernels::{Form, Gemm, Heads, Matrix, Scales, Sight, attend, product};
@@ -29,6 +30,45 @@ const RUN: usize = 4 << 20;
 /// How long is measured.
 const LONG: Duration = Duration::from_millis(400);
 
+/// Bytes in huge pages where the system gives them, as a model's weights are held.
+struct Huge(*mut u8, Layout);
+
+impl Huge {
+    fn new(fill: u8, length: usize) -> Huge {
+        let layout = Layout::from_size_align(length.max(1), 2 << 20).expect("a small length");
+        // SAFETY: not empty.
+        let start = unsafe { alloc(layout) };
+        assert!(!start.is_null(), "not enough memory");
+        #[cfg(target_os = "linux")]
+        {
+            unsafe extern "C" {
+                fn madvise(start: *mut u8, length: usize, advice: i32) -> i32;
+            }
+            const HUGE_PAGES: i32 = 14;
+            // SAFETY: this memory is ours; the advice changes no contents.
+            unsafe { madvise(start, layout.size(), HUGE_PAGES) };
+        }
+        // SAFETY: as long as the layout.
+        unsafe { start.write_bytes(fill, layout.size()) };
+        Huge(start, layout)
+    }
+
+    /// The n-th of `count` parts of the first `length` bytes.
+    fn part(&self, length: usize, count: usize, n: usize) -> &[u8] {
+        let part = length / count;
+        assert!((n + 1) * part <= self.1.size());
+        // SAFETY: inside, and written when it was made.
+        unsafe { std::slice::from_raw_parts(self.0.add(n * part), part) }
+    }
+}
+
+impl Drop for Huge {
+    fn drop(&mut self) {
+        // SAFETY: allocated so.
+        unsafe { dealloc(self.0, self.1) }
+    }
+}
+
 fn forms() -> Vec<Form> {
     let mut forms = vec![Form::F32, Form::Bf16, Form::F16];
     let affine = |bits, scales| Form::Affine { bits, group: 64, scales };
@@ -42,7 +82,7 @@ fn main() {
     let (options, only): (Vec<String>, Vec<String>) =
         std::env::args().skip(1).partition(|argument| argument.starts_with("--"));
     let cached = options.iter().any(|option| option == "--cached");
-    let sizes = [(49152, 576), (1536, 576), (576, 1536), (4096, 4096), (192, 576)];
+    let sizes = [(49152, 576), (1536, 576), (576, 1536), (4096, 4096), (4096, 14336), (192, 576)];
     for form in forms() {
         if !only.iter().all(|only| format!("{form:?}").contains(only)) {
             continue;
@@ -63,7 +103,7 @@ fn main() {
 fn attention(rows: usize, cached: bool) {
     let (width, bytes) = (64, 2 * 3 * rows * 64 * 4);
     let count = if cached { 1 } else { ALL / bytes };
-    let data = vec![0.01f32; count * bytes / 4];
+    let data = Huge::new(0, count * bytes);
     let query = vec![0.5f32; 9 * width];
     let q = Heads { data: &query, heads: 9, rows: 1, width, stride: width };
     let sight = Sight { scale: 0.125, first: rows - 1, cap: None, window: None, sinks: None };
@@ -71,7 +111,10 @@ fn attention(rows: usize, cached: bool) {
     let (mut best, mut next) = (f64::MAX, 0);
     let start = Instant::now();
     while start.elapsed() < LONG {
-        let (keys, values) = data[next * bytes / 4..][..bytes / 4].split_at(bytes / 8);
+        let held = data.part(count * bytes, count, next);
+        // SAFETY: every pattern of bits is a float, and all of them lie at multiples of 4.
+        let (_, floats, _) = unsafe { held.align_to::<f32>() };
+        let (keys, values) = floats.split_at(floats.len() / 2);
         let of = |data| Heads { data, heads: 3, rows, width, stride: rows * width };
         let begin = Instant::now();
         attend(q, of(keys), of(values), &sight, &mut out, Gemm(none));
@@ -89,11 +132,12 @@ fn measure(form: Form, rows: usize, columns: usize, cached: bool) {
     let n = rows * columns;
     let bytes = n * form.bits() / 8;
     let count = if cached { 1 } else { (ALL / bytes).max(1) };
-    let weight = vec![0x35u8; bytes * count];
-    let (group, bytes) = form.group().unwrap_or((1, 0));
+    let weight = Huge::new(0x35, bytes * count);
+    let (group, of_scale) = form.group().unwrap_or((1, 0));
     let fill = if form == Form::Nvfp4 { 0x38u8 } else { 0x3f };
-    let scales = vec![fill; n / group * bytes * count];
-    let biases = if matches!(form, Form::Affine { .. }) { scales.clone() } else { vec![] };
+    let companions = n / group * of_scale;
+    let scales = Huge::new(fill, companions * count);
+    let with_biases = if matches!(form, Form::Affine { .. }) { companions } else { 0 };
     let x = vec![0.5f32; columns];
     let mut out = vec![0f32; rows];
     let run = (RUN / if cached { 4 } else { 1 } / (n * form.bits() / 8)).max(1);
@@ -103,14 +147,13 @@ fn measure(form: Form, rows: usize, columns: usize, cached: bool) {
     while start.elapsed() < LONG {
         let begin = Instant::now();
         for _ in 0..run {
-            let part = |all: &[u8]| next * all.len() / count..(next + 1) * all.len() / count;
             let matrix = Matrix {
                 form,
                 rows,
                 columns,
-                weight: &weight[part(&weight)],
-                scales: &scales[part(&scales)],
-                biases: &biases[part(&biases)],
+                weight: weight.part(bytes * count, count, next),
+                scales: scales.part(companions * count, count, next),
+                biases: scales.part(with_biases * count, count, next),
                 factor: 1.0,
             };
             product(&x, &matrix, &mut out, Gemm(none));
@@ -118,7 +161,7 @@ fn measure(form: Form, rows: usize, columns: usize, cached: bool) {
         }
         best = best.min(begin.elapsed().as_secs_f64() / run as f64);
     }
-    let bytes = (weight.len() + scales.len() + biases.len()) as f64 / count as f64;
+    let bytes = (bytes + companions + with_biases) as f64;
     println!(
         "{rows}x{columns} {form:?}: {:.0} us, {:.1} G elements/s, {:.1} GB/s",
         best * 1e6,

@@ -131,10 +131,10 @@ impl Visit for Product<'_> {
         // SAFETY: as the type says.
         unsafe {
             match self.x.len() / arranged {
-                1 => self.rows::<2, 1, B, S>(shape),
-                2 => self.rows::<1, 2, B, S>(shape),
-                3 => self.rows::<1, 3, B, S>(shape),
-                _ => self.rows::<1, 4, B, S>(shape),
+                1 => self.rows::<4, 1, 1, B, S>(shape),
+                2 => self.rows::<1, 2, 2, B, S>(shape),
+                3 => self.rows::<1, 3, 2, B, S>(shape),
+                _ => self.rows::<1, 4, 2, B, S>(shape),
             }
         }
     }
@@ -154,40 +154,43 @@ struct Shape {
 macro_rules! steps {
     ($arguments:tt $($plane:literal)+) => {$(
         if $plane < B::PLANES {
-            step::<M, N, $plane, B> $arguments;
+            step::<M, N, C, $plane, B> $arguments;
         }
     )+};
 }
 
 impl Product<'_> {
-    /// All rows of the matrix, M at a time, times N rows of `x`.
+    /// All rows of the matrix, M at a time, times N rows of `x`, in C sums that do not wait for each
+    /// other.
     ///
     /// # Safety
     /// AVX2, FMA and F16C, and there are so many rows of `x`.
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn rows<const M: usize, const N: usize, B: Block, S: Lanes>(self, shape: Shape) {
+    unsafe fn rows<const M: usize, const N: usize, const C: usize, B: Block, S: Lanes>(
+        self,
+        shape: Shape,
+    ) {
         let rows = self.matrix.rows;
         // SAFETY: as the caller says, and these are rows of the matrix.
         unsafe {
             for row in (0..rows - rows % M).step_by(M) {
-                self.some::<M, N, B, S>(row, 1, &shape);
+                self.some::<M, N, C, B, S>(row, &shape);
             }
             for row in rows - rows % M..rows {
-                self.some::<M, N, B, S>(row, 0, &shape);
+                self.some::<1, N, C, B, S>(row, &shape);
             }
         }
     }
 
-    /// M rows from `row` on, or M times this one where they are 0 `apart`.
+    /// M rows from `row` on.
     ///
     /// # Safety
     /// As [`Product::rows`], and these are rows of the matrix.
     #[expect(clippy::needless_range_loop, reason = "iterators keep the vectors out of registers")]
     #[inline(always)]
-    unsafe fn some<const M: usize, const N: usize, B: Block, S: Lanes>(
+    unsafe fn some<const M: usize, const N: usize, const C: usize, B: Block, S: Lanes>(
         &self,
         row: usize,
-        apart: usize,
         shape: &Shape,
     ) {
         let Product { x, sums, matrix, to } = self;
@@ -199,11 +202,12 @@ impl Product<'_> {
         unsafe {
             let mut weights = matrix.weight.as_ptr().add(row * row_bytes);
             let mut scales = matrix.scales.as_ptr().add(row * row_scales);
-            let mut ahead = weights.wrapping_add(AHEAD);
+            let together = M * row_bytes;
+            let mut ahead = weights.wrapping_add(AHEAD.next_multiple_of(together));
             let mut x = x.as_ptr();
             let mut totals = [[_mm256_setzero_ps(); N]; M];
             for _ in 0..shape.scales {
-                let mut chains = [[[_mm256_setzero_ps(); 2]; N]; M];
+                let mut chains = [[[_mm256_setzero_ps(); C]; N]; M];
                 if B::RAISED != 0.0 {
                     for j in 0..M {
                         for i in 0..N {
@@ -215,7 +219,7 @@ impl Product<'_> {
                 for _ in 0..shape.together {
                     let mut words = [B::words(weights); M];
                     for j in 0..M {
-                        words[j] = B::words(weights.add(j * apart * row_bytes));
+                        words[j] = B::words(weights.add(j * row_bytes));
                     }
                     for line in 0..(M * B::BYTES).div_ceil(64) {
                         _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(64 * line).cast());
@@ -226,17 +230,20 @@ impl Product<'_> {
                     x = x.add(B::ARRANGED);
                 }
                 for j in 0..M {
-                    let scale = S::of(scales.add(j * apart * row_scales));
+                    let scale = S::of(scales.add(j * row_scales));
                     for i in 0..N {
-                        let both = _mm256_add_ps(chains[j][i][0], chains[j][i][1]);
-                        totals[j][i] = _mm256_fmadd_ps(both, scale, totals[j][i]);
+                        let mut sum = chains[j][i][0];
+                        for c in 1..C {
+                            sum = _mm256_add_ps(sum, chains[j][i][c]);
+                        }
+                        totals[j][i] = _mm256_fmadd_ps(sum, scale, totals[j][i]);
                     }
                 }
                 scales = scales.add(S::BYTES);
             }
             let factor = B::FACTOR * matrix.factor;
             for j in 0..M {
-                let row = row + j * apart;
+                let row = row + j;
                 let biases = matrix.biases.as_ptr().add(row * groups * S::Biases::BYTES);
                 for i in 0..N {
                     let sums = sums.as_ptr().add(i * groups);
@@ -254,11 +261,11 @@ impl Product<'_> {
 /// The words' blocks are there, and `x` goes on so far; AVX2, FMA and F16C.
 #[expect(clippy::needless_range_loop, reason = "iterators keep the vectors out of registers")]
 #[inline(always)]
-unsafe fn step<const M: usize, const N: usize, const P: usize, B: Block>(
+unsafe fn step<const M: usize, const N: usize, const C: usize, const P: usize, B: Block>(
     words: [B::Words; M],
     x: *const f32,
     arranged: usize,
-    chains: &mut [[[__m256; 2]; N]; M],
+    chains: &mut [[[__m256; C]; N]; M],
 ) {
     // SAFETY: as the caller says.
     unsafe {
@@ -266,7 +273,7 @@ unsafe fn step<const M: usize, const N: usize, const P: usize, B: Block>(
             let elements = B::plane::<P>(words[j]);
             for i in 0..N {
                 let x = _mm256_loadu_ps(x.add(i * arranged + 8 * P));
-                chains[j][i][P % 2] = _mm256_fmadd_ps(elements, x, chains[j][i][P % 2]);
+                chains[j][i][P % C] = _mm256_fmadd_ps(elements, x, chains[j][i][P % C]);
             }
         }
     }
