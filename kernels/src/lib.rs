@@ -164,6 +164,10 @@ pub struct Gemm(pub unsafe fn(usize, usize, usize, *const f32, *const f32, bool,
 /// From so many rows of `x` on, decoding a block first and multiplying it by the BLAS is faster.
 const MANY: usize = 12;
 
+/// Bytes by which what is read once is fetched ahead: the hardware's own prefetching stops at each
+/// page.
+const AHEAD: usize = 4096;
+
 /// Elements of a piece of work, at most.
 const PIECE: usize = 256 * 1024;
 

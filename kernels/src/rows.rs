@@ -28,6 +28,8 @@ pub unsafe trait Isa {
     unsafe fn fused(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// The sum of all eight.
     unsafe fn sum(value: Self::V) -> f32;
+    /// Asks for the line of the cache that an address is in, which need not be memory.
+    unsafe fn fetch(from: *const u8);
 }
 
 /// A form's elements in an instruction set's vectors.
@@ -65,6 +67,8 @@ unsafe impl Isa for Portable {
     unsafe fn sum(v: Eight) -> f32 {
         ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7]))
     }
+    #[inline(always)]
+    unsafe fn fetch(_: *const u8) {}
 }
 
 // SAFETY: needs nothing.

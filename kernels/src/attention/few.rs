@@ -6,7 +6,7 @@ use super::super::codec::Eight;
 use super::super::elements::exp;
 use super::super::rows::{Isa, Portable, Rows};
 use super::super::team::{threads, with_scratch};
-use super::super::{Columns, Form, Matrix, in_parallel};
+use super::super::{AHEAD, Columns, Form, Matrix, in_parallel};
 use super::{Heads, Sight, exponentials, scaled};
 
 /// Keys that are worth a piece of their own, at least.
@@ -172,6 +172,10 @@ unsafe fn mix_columns<I: Isa, const R: usize, const N: usize>(
         let mut from = values.as_ptr().wrapping_add(column);
         for key in 0..seen {
             let mut parts = [I::all(0.0); N];
+            let ahead = from.cast::<u8>().wrapping_add(AHEAD);
+            for line in (0..N * size_of::<Eight>()).step_by(64) {
+                I::fetch(ahead.wrapping_add(line));
+            }
             for i in 0..N {
                 parts[i] = I::load(&*from.wrapping_add(8 * i).cast::<Eight>());
             }

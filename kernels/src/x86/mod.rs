@@ -81,6 +81,11 @@ unsafe impl Isa for Avx2 {
             _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
         }
     }
+    #[inline(always)]
+    unsafe fn fetch(from: *const u8) {
+        // SAFETY: this reads nothing.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+    }
 }
 
 macro_rules! decodes {

@@ -12,10 +12,7 @@ use super::blocks::Block;
 use super::scales::{All, Halves, Lanes, Power, Powers, Quarters, Stored, Unscaled};
 use crate::codec::{Bf16, F16, F32, Fp4, Fp8, Scale, Single, Whole};
 use crate::rows::{Isa, Target};
-use crate::{Form, Matrix, Scales};
-
-/// Bytes by which weights are fetched ahead: the hardware's own prefetching stops at each page.
-const AHEAD: usize = 4096;
+use crate::{AHEAD, Form, Matrix, Scales};
 
 /// What is done with a form, for its blocks and scales.
 trait Visit: Sized {
@@ -222,7 +219,7 @@ impl Product<'_> {
                         words[j] = B::words(weights.add(j * row_bytes));
                     }
                     for line in 0..(M * B::BYTES).div_ceil(64) {
-                        _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(64 * line).cast());
+                        Avx2::fetch(ahead.wrapping_add(64 * line));
                     }
                     steps!((words, x, arranged, &mut chains) 0 1 2 3 4 5 6 7);
                     weights = weights.add(B::BYTES);
