@@ -13,7 +13,7 @@ use super::batch::Pass;
 use super::build::Builder;
 use super::description;
 use super::linear::Linear;
-use super::module::Around;
+use super::native::steps::{Held, Step};
 use super::native::{self, GateOf, Line, Part};
 use super::norm::Norm;
 use super::ops::{Function, Result, heads_first, heads_last, join_rows, last_axis, row};
@@ -215,7 +215,7 @@ impl Attention {
             native: None,
         };
         if on_cpu {
-            built.native = to.made(|| built.native())?.map(Arc::new);
+            built.native = to.made(|| built.natively())?.map(Arc::new);
         }
         Some(built)
     }
@@ -228,16 +228,26 @@ impl Attention {
     }
 
     /// `[rows, tokens, hidden]` to the same.
-    pub fn forward(&self, x: &Array, around: Around, pass: &mut Pass) -> Result<Array> {
-        if let Some(native) = &self.native {
-            let (x, norm) = around.entering(x)?;
-            let lines = self.lines(pass)?;
-            let (out, written) = native.forward(&x, norm, around.onto, lines)?;
-            self.take_back(written, pass)?;
-            return Ok(out);
-        }
-        let mixed = self.mixed(&*around.before(x)?, pass)?;
-        self.o.forward_onto(&mixed, around.onto)
+    pub fn forward(&self, x: &Array, pass: &mut Pass) -> Result<Array> {
+        self.o.forward(&self.mixed(x, pass)?)
+    }
+
+    /// Whether lathe's own kernels have all of it.
+    pub fn is_native(&self) -> bool {
+        self.native.is_some()
+    }
+
+    /// Whether its keys are another layer's.
+    pub fn reads_another(&self) -> bool {
+        matches!(self.keys, Keys::Of(_))
+    }
+
+    /// The step that lathe's own kernels make of it, where they have it. Whoever runs it calls
+    /// [`Attention::take_back`] with what has been written.
+    pub fn step(&self, held: &mut Held, pass: &mut Pass) -> Result<Option<Step>> {
+        let Some(native) = &self.native else { return Ok(None) };
+        let lines = self.lines(pass)?;
+        native.step(lines, pass.batch.longest(), held).map(Some)
     }
 
     /// The batch's rows, as lathe's own kernels take them.
@@ -269,12 +279,16 @@ impl Attention {
         lines.collect()
     }
 
-    /// Takes this layer's own keys and values, written by an operation, into the caches.
-    fn take_back(&self, written: Vec<[Array; 2]>, pass: &mut Pass) -> Result<()> {
+    /// Takes this layer's own keys and values, the next of those written, into the caches.
+    pub fn take_back(
+        &self,
+        written: &mut impl Iterator<Item = [Array; 2]>,
+        pass: &mut Pass,
+    ) -> Result<()> {
         let Keys::Own { slot, layer, shared, .. } = &self.keys else { return Ok(()) };
         let mut seen_rows = Vec::new();
-        for (index, [keys, values]) in written.into_iter().enumerate() {
-            let row = &pass.batch.rows[index];
+        for (index, row) in pass.batch.rows.iter().enumerate() {
+            let [keys, values] = written.next().ok_or_else(no_keys)?;
             let held = keys_in(pass.caches[index], *slot)?;
             held.written(keys, Some(values), row.tokens.len());
             if *shared {
@@ -325,7 +339,7 @@ impl Attention {
     }
 
     /// All of it, where lathe's own kernels have it.
-    fn native(&self) -> Result<Option<native::Attention>> {
+    fn natively(&self) -> Result<Option<native::Attention>> {
         let (heads, kv_heads) = (self.heads as usize, self.kv_heads as usize);
         let dim = self.head_dim as usize;
         // What lathe's own kernels lack are other norms than theirs.

@@ -106,7 +106,7 @@ impl Matrix {
     /// `x · Wᵀ`: `[…, in]` to `[…, out]`.
     pub fn apply(&self, x: &Array) -> Result<Array> {
         match &self.held {
-            Held::Native(native) => native.apply(x, None),
+            Held::Native(native) => native.apply(x),
             Held::Plain { array, transposed: true } => x.matmul(array),
             Held::Plain { array, transposed: false } => x.matmul(array.t()),
             Held::Quantized { packed, transposed } => Ok(packed.matmul(x, !transposed)?),
@@ -215,21 +215,12 @@ impl Linear {
     /// `x · Wᵀ + b`.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         if let Some(native) = &self.native {
-            return native.apply(x, None);
+            return native.apply(x);
         }
         let product = self.matrix.apply(x)?;
         match &self.bias {
             Some(bias) => product.add(bias),
             None => Ok(product),
-        }
-    }
-
-    /// The same, added to `onto` if that is given.
-    pub fn forward_onto(&self, x: &Array, onto: Option<&Array>) -> Result<Array> {
-        match (&self.native, onto) {
-            (Some(native), _) => native.apply(x, onto),
-            (None, Some(onto)) => onto.add(self.forward(x)?),
-            (None, None) => self.forward(x),
         }
     }
 

@@ -7,7 +7,6 @@ use mlx_rs::Array;
 use super::build::Builder;
 use super::description;
 use super::linear::Linear;
-use super::module::Around;
 use super::native::{Gated, Native};
 use super::ops::{Function, Result, last_axis};
 
@@ -49,20 +48,19 @@ impl GatedMlp {
             };
             let down = Linear::build(to, &mlp.down, bias);
             let mut mlp = GatedMlp { entry: entry?, down: down?, function, native: None };
-            mlp.native = to.made(|| mlp.native())?;
+            mlp.native = to.made(|| mlp.natively())?;
             Some(mlp)
         })
     }
 
     /// `[…, hidden]` to the same.
-    pub fn forward(&self, x: &Array, around: Around) -> Result<Array> {
-        match &self.native {
-            Some(native) => {
-                let (x, norm) = around.entering(x)?;
-                native.forward(&x, norm, around.onto)
-            }
-            None => self.down.forward_onto(&self.inner(around.before(x)?.as_ref())?, around.onto),
-        }
+    pub fn forward(&self, x: &Array) -> Result<Array> {
+        self.down.forward(&self.inner(x)?)
+    }
+
+    /// All of it, where lathe's own kernels have it.
+    pub fn native(&self) -> Option<&Arc<Gated>> {
+        self.native.as_ref()
     }
 
     fn inner(&self, x: &Array) -> Result<Array> {
@@ -77,7 +75,7 @@ impl GatedMlp {
         self.function.of(&gate)?.multiply(up)
     }
 
-    fn native(&self) -> Result<Option<Arc<Gated>>> {
+    fn natively(&self) -> Result<Option<Arc<Gated>>> {
         let (Some(function), Some(down)) = (self.function.of_gate(), self.down.native()) else {
             return Ok(None);
         };

@@ -1,6 +1,5 @@
 //! The tree of modules, and walking it.
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use mlx_rs::Array;
@@ -17,7 +16,7 @@ use super::linear::Linear;
 use super::mamba::Mamba2;
 use super::mlp::{GatedMlp, Mlp};
 use super::moe::Moe;
-use super::native::RmsNorm;
+use super::native::steps::{self, Held};
 use super::norm::Norm;
 use super::ops::{Function, Result, times};
 use super::short_conv::ShortConv;
@@ -52,71 +51,47 @@ pub enum Module {
     /// A function of each element.
     Activation(Function),
     /// Times a number.
-    ScaleBy(f32),
+    ScaleBy {
+        /// The number.
+        by: f32,
+        /// Whether the device is a CPU.
+        on_cpu: bool,
+    },
     /// Times a tensor.
     ScaleByTensor(Array),
     /// Times this layer's part of the per-layer embedding.
     PerLayerInput(usize),
 }
 
-/// What is done around a module's own work: modules that can, do it in one operation with that.
-#[derive(Clone, Copy, Default)]
-pub struct Around<'a> {
-    /// Normalizes what enters.
-    pub norm: Option<&'a Norm>,
-    /// Is added to what leaves.
-    pub onto: Option<&'a Array>,
+/// Runs modules one after the other; as one operation those next to each other that lathe's own
+/// kernels have.
+pub fn run<'m>(
+    modules: impl IntoIterator<Item = &'m Module>,
+    x: &Array,
+    pass: &mut Pass,
+) -> Result<Array> {
+    let modules: Vec<&Module> = modules.into_iter().collect();
+    let mut x = x.clone();
+    // What is read of another layer must have been written by an operation before this one.
+    let together = |a: &&Module, b: &&Module| a.is_native() && b.is_native() && !b.reads_another();
+    for same in modules.chunk_by(together) {
+        x = match same {
+            [module] if !module.is_native() => module.forward(&x, pass)?,
+            _ => run_natively(same, &x, pass)?,
+        };
+    }
+    Ok(x)
 }
 
-impl Around<'_> {
-    /// What enters a module that does not normalize it itself.
-    pub fn before<'x>(&self, x: &'x Array) -> Result<Cow<'x, Array>> {
-        match self.norm {
-            Some(norm) => norm.forward(x).map(Cow::Owned),
-            None => Ok(Cow::Borrowed(x)),
-        }
-    }
-
-    /// What enters an operation of lathe's own kernels, and the norm that it is to do.
-    pub fn entering<'x>(&self, x: &'x Array) -> Result<(Cow<'x, Array>, Option<RmsNorm>)> {
-        match self.norm.map(Norm::native) {
-            Some(Some(norm)) => Ok((Cow::Borrowed(x), Some(norm.clone()))),
-            _ => Ok((self.before(x)?, None)),
-        }
-    }
-
-    /// What leaves, of what a module that does not add to it gives.
-    pub fn after(&self, out: Array) -> Result<Array> {
-        match self.onto {
-            Some(onto) => onto.add(out),
-            None => Ok(out),
-        }
-    }
-}
-
-/// Runs modules one after the other.
-pub fn run(modules: &[Module], x: &Array, pass: &mut Pass) -> Result<Array> {
-    run_onto(modules, x, None, pass)
-}
-
-/// The same, added to `onto` if that is given.
-fn run_onto(modules: &[Module], x: &Array, onto: Option<&Array>, pass: &mut Pass) -> Result<Array> {
-    let mut modules = modules.iter().peekable();
-    let (mut made, mut norm): (Option<Array>, Option<&Norm>) = (None, None);
-    while let Some(module) = modules.next() {
-        if let (Module::Norm(before), None, Some(_)) = (module, norm, modules.peek()) {
-            norm = Some(before);
-            continue;
-        }
-        let onto = onto.filter(|_| modules.peek().is_none());
-        let around = Around { norm: norm.take(), onto };
-        made = Some(module.forward(made.as_ref().unwrap_or(x), around, pass)?);
-    }
-    match (made, onto) {
-        (Some(made), _) => Ok(made),
-        (None, Some(onto)) => onto.add(x),
-        (None, None) => Ok(x.clone()),
-    }
+/// Modules that lathe's own kernels have, as one operation.
+fn run_natively(modules: &[&Module], x: &Array, pass: &mut Pass) -> Result<Array> {
+    let (mut held, mut writers) = (Held::default(), Vec::new());
+    let steps = modules.iter().map(|module| module.step(&mut held, &mut writers, pass));
+    let steps = steps.collect::<Result<_>>()?;
+    let (out, written) = steps::run(steps, held, x)?;
+    let mut written = written.into_iter();
+    writers.iter().try_for_each(|attention| attention.take_back(&mut written, pass))?;
+    Ok(out)
 }
 
 impl Module {
@@ -201,7 +176,9 @@ impl Module {
         }
         if let Some(scale) = scale {
             if let Some(by) = &scale.by {
-                built.push(to.float(by, "scale").map(|by| Module::ScaleBy(by as f32)));
+                let on_cpu = to.compute.on_cpu;
+                let scale = |by: f64| Module::ScaleBy { by: by as f32, on_cpu };
+                built.push(to.float(by, "scale").map(scale));
             }
             if let Some(name) = &scale.tensor {
                 let name = to.full_name(name);
@@ -230,46 +207,91 @@ impl Module {
         }
     }
 
-    /// Whether it does the norm before it itself.
-    fn normalizes(&self) -> bool {
-        matches!(self, Module::Attention(_) | Module::GatedMlp(_))
+    /// Whether lathe's own kernels have all of it.
+    fn is_native(&self) -> bool {
+        match self {
+            Module::Residual(steps) => steps.iter().all(Module::is_native),
+            Module::Parallel(branches) => branches.iter().flatten().all(Module::is_native),
+            Module::Norm(norm) => norm.native().is_some(),
+            Module::Attention(attention) => attention.is_native(),
+            Module::GatedMlp(mlp) => mlp.native().is_some(),
+            Module::Linear(linear) => linear.native().is_some(),
+            Module::ScaleBy { on_cpu, .. } => *on_cpu,
+            _ => false,
+        }
+    }
+
+    /// Whether it reads another layer's keys.
+    fn reads_another(&self) -> bool {
+        match self {
+            Module::Residual(steps) => steps.iter().any(Module::reads_another),
+            Module::Parallel(branches) => branches.iter().flatten().any(Module::reads_another),
+            Module::Attention(attention) => attention.reads_another(),
+            _ => false,
+        }
+    }
+
+    /// The step that lathe's own kernels make of it; attention that writes is added to `writers`.
+    fn step<'m>(
+        &'m self,
+        held: &mut Held,
+        writers: &mut Vec<&'m Attention>,
+        pass: &mut Pass,
+    ) -> Result<steps::Step> {
+        let mut all = |modules: &'m [Module]| -> Result<Vec<steps::Step>> {
+            modules.iter().map(|module| module.step(held, writers, pass)).collect()
+        };
+        let step = match self {
+            Module::Residual(steps) => Some(steps::Step::Residual(all(steps)?)),
+            Module::Parallel(branches) => {
+                let branches = branches.iter().map(|branch| all(branch));
+                Some(steps::Step::Parallel(branches.collect::<Result<_>>()?))
+            }
+            Module::Norm(norm) => norm.native().cloned().map(steps::Step::Norm),
+            Module::Attention(attention) => {
+                writers.push(attention);
+                attention.step(held, pass)?
+            }
+            Module::GatedMlp(mlp) => mlp.native().cloned().map(steps::Step::Gated),
+            Module::Linear(linear) => linear.native().cloned().map(steps::Step::Linear),
+            Module::ScaleBy { by, .. } => Some(steps::Step::Scale(*by)),
+            _ => None,
+        };
+        step.ok_or_else(|| Exception::custom("the kernels lack a module"))
     }
 
     /// `[rows, tokens, hidden]` to the same.
-    fn forward(&self, x: &Array, around: Around, pass: &mut Pass) -> Result<Array> {
-        if around.norm.is_some() && !self.normalizes() {
-            return self.forward(&*around.before(x)?, Around { norm: None, ..around }, pass);
-        }
-        let out = match self {
-            Module::Attention(attention) => return attention.forward(x, around, pass),
-            Module::GatedMlp(mlp) => return mlp.forward(x, around),
-            Module::Residual(steps) => run_onto(steps, x, Some(x), pass)?,
+    fn forward(&self, x: &Array, pass: &mut Pass) -> Result<Array> {
+        match self {
+            Module::Residual(steps) => x.add(run(steps, x, pass)?),
             Module::Parallel(branches) => {
                 let mut sum: Option<Array> = None;
                 for branch in branches {
-                    sum = Some(run_onto(branch, x, sum.as_ref(), pass)?);
+                    let made = run(branch, x, pass)?;
+                    sum = Some(match sum {
+                        Some(sum) => sum.add(made)?,
+                        None => made,
+                    });
                 }
-                sum.unwrap_or_else(|| x.clone())
+                Ok(sum.unwrap_or_else(|| x.clone()))
             }
-            Module::Norm(norm) => match around.onto {
-                Some(onto) => return norm.forward_onto(x, onto),
-                None => norm.forward(x)?,
-            },
-            Module::LatentAttention(attention) => attention.forward(x, pass)?,
-            Module::GatedDelta(delta) => delta.forward(x, pass)?,
-            Module::Mamba2(mamba) => mamba.forward(x, pass)?,
-            Module::ShortConv(conv) => conv.forward(x, pass)?,
-            Module::Mlp(mlp) => mlp.forward(x)?,
-            Module::Moe(moe) => moe.forward(x, pass)?,
-            Module::Linear(linear) => return linear.forward_onto(x, around.onto),
-            Module::Activation(function) => function.of(x)?,
-            Module::ScaleBy(by) => times(x, *by)?,
-            Module::ScaleByTensor(tensor) => x.multiply(tensor)?,
+            Module::Norm(norm) => norm.forward(x),
+            Module::Attention(attention) => attention.forward(x, pass),
+            Module::LatentAttention(attention) => attention.forward(x, pass),
+            Module::GatedDelta(delta) => delta.forward(x, pass),
+            Module::Mamba2(mamba) => mamba.forward(x, pass),
+            Module::ShortConv(conv) => conv.forward(x, pass),
+            Module::GatedMlp(mlp) => mlp.forward(x),
+            Module::Mlp(mlp) => mlp.forward(x),
+            Module::Moe(moe) => moe.forward(x, pass),
+            Module::Linear(linear) => linear.forward(x),
+            Module::Activation(function) => function.of(x),
+            Module::ScaleBy { by, .. } => times(x, *by),
+            Module::ScaleByTensor(tensor) => x.multiply(tensor),
             Module::PerLayerInput(layer) => match &pass.per_layer {
-                Some(inputs) => x.multiply(inputs.try_index((.., .., *layer as i32))?)?,
-                None => return Err(Exception::custom("this model has no per-layer embedding")),
+                Some(inputs) => x.multiply(inputs.try_index((.., .., *layer as i32))?),
+                None => Err(Exception::custom("this model has no per-layer embedding")),
             },
-        };
-        around.after(out)
+        }
     }
 }

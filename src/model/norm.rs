@@ -86,19 +86,11 @@ impl Norm {
     /// The normalized array.
     pub fn forward(&self, x: &Array) -> Result<Array> {
         match &self.native {
-            Some(native) => native.forward(x, None),
+            Some(native) => native.forward(x),
             None if self.centred => {
                 fast::layer_norm(x, self.weight.as_ref(), self.bias.as_ref(), self.eps)
             }
             None => fast::rms_norm(x, self.weight.as_ref(), self.eps),
-        }
-    }
-
-    /// The same, added to `onto`.
-    pub fn forward_onto(&self, x: &Array, onto: &Array) -> Result<Array> {
-        match &self.native {
-            Some(native) => native.forward(x, Some(onto)),
-            None => onto.add(self.forward(x)?),
         }
     }
 

@@ -37,8 +37,8 @@ impl Compute {
     }
 }
 
-/// Layers after which the device is given what there is to compute, so that it works while the
-/// operations of those to come are put together. It is given the first at once.
+/// Layers that are given to the device together, so that it works while the operations of those to
+/// come are put together. It is given the first at once.
 const TOGETHER: usize = 4;
 
 /// A model that runs.
@@ -218,11 +218,10 @@ impl Model {
         let tokens = batch.tokens();
         let mut x = self.embed.forward(&tokens)?;
         pass.per_layer = self.embed.per_layer(&tokens, &x)?;
-        for (index, layer) in self.layers.iter().enumerate() {
-            x = run(layer, &x, &mut pass)?;
-            if index.is_multiple_of(TOGETHER) {
-                mlx_rs::transforms::async_eval([&x])?;
-            }
+        let (first, others) = self.layers.split_at(self.layers.len().min(1));
+        for layers in std::iter::once(first).chain(others.chunks(TOGETHER)) {
+            x = run(layers.iter().flatten(), &x, &mut pass)?;
+            mlx_rs::transforms::async_eval([&x])?;
         }
         let hidden = run(&self.norm, &x, &mut pass)?;
         let logits = match batch.logits {

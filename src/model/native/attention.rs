@@ -1,7 +1,5 @@
-//! Attention as one operation: norm, projections, heads and their norms and rotations, the writing
-//! of keys and values into their cache, scores, gate, and the last projection.
-//!
-//! Scores by themselves and rotations by themselves are here too, for latent attention.
+//! Attention as one step: projections, heads and their norms and rotations, the writing of keys and
+//! values into their cache, scores, gate, and the last projection.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -9,12 +7,12 @@ use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use lathe_kernels::{Gate, Heads, RowNorm, Sight, Strided, attend};
-use mlx_rs::error::Exception;
-use mlx_rs::{Array, Dtype};
+use mlx_rs::Array;
 
 use super::super::ops::Result;
-use super::{BLAS, Floats, Inputs, Native, RmsNorm, add_to, expect, multiply, normalized};
-use crate::mlx::host::{Out, View, host_operation, host_operations};
+use super::scores::lined_up;
+use super::steps::{Buffers, Held, Step};
+use super::{BLAS, Floats, Native, RmsNorm, expect, multiply, normalized};
 
 /// A rotation by the angles of each token.
 #[derive(Clone, Debug)]
@@ -28,13 +26,13 @@ pub struct Turn {
 }
 
 impl Turn {
-    fn expect(&self, tokens: usize, width: usize) -> Result<()> {
+    pub(super) fn expect(&self, tokens: usize, width: usize) -> Result<()> {
         let pairs = self.cos.len() / tokens.max(1);
         let fits = 2 * pairs <= width && self.sin.len() == self.cos.len();
         expect("what is turned of a head", &[self.cos.len(), 1], &[tokens * pairs, fits.into()])
     }
 
-    fn of(&self) -> lathe_kernels::Turn<'_> {
+    pub(super) fn of(&self) -> lathe_kernels::Turn<'_> {
         let Turn { cos, sin, interleaved } = self;
         lathe_kernels::Turn { cos, sin, interleaved: *interleaved }
     }
@@ -118,7 +116,8 @@ pub struct Line {
     pub first: usize,
 }
 
-/// What an operation needs to know of a [`Line`].
+/// What a step needs to know of a [`Line`].
+#[derive(Debug)]
 struct Row {
     tokens: usize,
     turn: Option<Turn>,
@@ -126,6 +125,26 @@ struct Row {
     at: usize,
     seen: Range<usize>,
     first: usize,
+    /// Tokens that the arrays of keys and of values have room for.
+    rooms: [usize; 2],
+}
+
+/// The lines of a batch, as a step knows them.
+#[derive(Debug)]
+pub struct Lines {
+    rows: Vec<Row>,
+    /// Tokens of the longest.
+    longest: usize,
+    /// Which of the operation's arrays are theirs: keys and values of one line after the other.
+    held: Range<usize>,
+}
+
+impl Lines {
+    /// That they are of a batch of so many rows, with so many tokens in all.
+    pub(super) fn check(&self, rows: usize, tokens: usize) -> Result<()> {
+        let lines = self.rows.len();
+        expect("the lines of a batch", &[lines, lines * self.longest], &[rows, tokens])
+    }
 }
 
 impl Attention {
@@ -170,62 +189,39 @@ impl Attention {
         expect("the columns after attention", &[self.o.columns], &[heads * dim])
     }
 
-    /// `x` `[rows, tokens, in]`, normalized if there is a norm, to `[rows, tokens, out]` in f32,
-    /// added to `onto` if that is given; and the keys and values of each line with this layer's
-    /// own written, where it has some.
-    pub fn forward(
+    /// Elements of a token that enter and that leave.
+    pub(super) fn widths(&self) -> [usize; 2] {
+        [self.queries.projection.columns, self.o.rows]
+    }
+
+    /// The step for the lines of a batch, of which the longest has so many tokens. Their arrays are
+    /// given to `held`, from which those with this layer's own keys and values written come back
+    /// if it has some.
+    pub fn step(
         self: &Arc<Self>,
-        x: &Array,
-        norm: Option<RmsNorm>,
-        onto: Option<&Array>,
         lines: Vec<Line>,
-    ) -> Result<(Array, Vec<[Array; 2]>)> {
-        let (width, longest) = (self.queries.projection.columns, x.dim(1) as usize);
-        let entering = Inputs::new(x, width, onto, self.o.rows)?;
-        norm.iter().try_for_each(|norm| norm.expect(width))?;
-        expect("the lines of a batch", &[lines.len()], &[x.dim(0) as usize])?;
-        let mut inputs = entering.arrays();
-        let first_held = inputs.len();
-        let mut outs = vec![Out::new(&entering.shape)];
-        for line in &lines {
-            self.check_line(line, longest)?;
-            for held in &line.held {
-                if self.keys.is_some() {
-                    outs.push(Out { shape: held.shape(), over: Some(inputs.len()) });
-                }
-                inputs.push(held);
-            }
+        longest: usize,
+        held: &mut Held,
+    ) -> Result<Step> {
+        let first = held.len();
+        let mut rows = Vec::with_capacity(lines.len());
+        for line in lines {
+            self.check_line(&line, longest)?;
+            let Line { tokens, turn, factors, held: arrays, at, seen, first } = line;
+            let rooms = arrays.each_ref().map(|array| array.dim(2) as usize);
+            rows.push(Row { tokens, turn, factors, at, seen, first, rooms });
+            held.take(arrays, self.keys.is_some());
         }
-        let rows = lines.iter().map(|line| Row {
-            tokens: line.tokens,
-            turn: line.turn.clone(),
-            factors: line.factors.clone(),
-            at: line.at,
-            seen: line.seen.clone(),
-            first: line.first,
-        });
-        let rows: Vec<Row> = rows.collect();
-        let shapes: Vec<[usize; 2]> = lines
-            .iter()
-            .map(|line| line.held.each_ref().map(|held| held.dim(2) as usize))
-            .collect();
-        let attention = self.clone();
-        let made = host_operations(&inputs, &outs, Dtype::Float32, move |views, outs| {
-            let entering: Vec<Cow<[u8]>> =
-                views[..first_held].iter().map(View::row_major).collect();
-            let x = normalized(norm.as_ref(), cast_slice(&entering[0]), width);
-            let Some((out, written)) = outs.split_first_mut() else { return };
-            let mixed = attention.mixed(&x, longest, &rows, &shapes, &views[first_held..], written);
-            multiply(&[&attention.o], &mixed, &mut [cast_slice_mut(out)]);
-            add_to(out, entering.get(1));
-        });
-        let mut made = made?.into_iter();
-        let out = made.next().ok_or_else(|| Exception::custom("attention gave nothing"))?;
-        let mut written = Vec::with_capacity(lines.len());
-        while let (Some(keys), Some(values)) = (made.next(), made.next()) {
-            written.push([keys, values]);
-        }
-        Ok((out, written))
+        let lines = Lines { rows, longest, held: first..held.len() };
+        Ok(Step::Attention(self.clone(), lines))
+    }
+
+    /// `[rows × longest, in]` to `[rows × longest, out]`.
+    pub(super) fn run(&self, x: &[f32], lines: &Lines, buffers: &mut Buffers) -> Vec<f32> {
+        let mixed = self.mixed(x, lines, buffers);
+        let mut out = vec![0.0; mixed.len() / self.o.columns * self.o.rows];
+        multiply(&[&self.o], &mixed, &mut [&mut out]);
+        out
     }
 
     fn check_line(&self, line: &Line, longest: usize) -> Result<()> {
@@ -249,16 +245,9 @@ impl Attention {
     }
 
     /// What is mixed of the values and gated, `[rows × longest, heads × dim]`.
-    fn mixed(
-        &self,
-        x: &[f32],
-        longest: usize,
-        rows: &[Row],
-        rooms: &[[usize; 2]],
-        held: &[View],
-        written: &mut [&mut [u8]],
-    ) -> Vec<f32> {
+    fn mixed(&self, x: &[f32], lines: &Lines, buffers: &mut Buffers) -> Vec<f32> {
         let Attention { heads, kv_heads, dim, .. } = *self;
+        let Lines { rows, longest, held } = lines;
         let keys = self.keys.as_ref();
         let gate = self.gate.as_ref().and_then(|gate| gate.projection.as_deref());
         let values = self.values.as_deref().filter(|_| keys.is_some());
@@ -287,6 +276,7 @@ impl Attention {
         let mut mixed = vec![0.0; count * heads * dim];
         for (index, row) in rows.iter().enumerate() {
             let (tokens, from) = (row.tokens, index * longest);
+            let array = |part: usize| held.start + 2 * index + part;
             // Some heads of this row's tokens: normalized, turned, `[heads, tokens, dim]`.
             let heads_of =
                 |data: &[f32], heads: usize, step: usize, norm: Option<&RmsNorm>, turned| {
@@ -322,19 +312,16 @@ impl Attention {
                     heads_of(own_values, kv_heads, dim, self.value_norm.as_ref(), false),
                 ];
                 for (part, new) in new.iter().enumerate() {
-                    let room = rooms[index][part] * dim;
-                    let to: &mut [f32] = cast_slice_mut(&mut *written[2 * index + part]);
+                    let room = row.rooms[part] * dim;
+                    let to: &mut [f32] = cast_slice_mut(buffers.written(array(part)));
                     for (to, new) in to.chunks_exact_mut(room).zip(new.chunks_exact(tokens * dim)) {
                         to[row.at * dim..(row.at + tokens) * dim].copy_from_slice(new);
                     }
                 }
             }
-            let seen = [0, 1].map(|part| match keys {
-                Some(_) => {
-                    let room = rooms[index][part] * dim;
-                    (Cow::Borrowed(cast_slice::<u8, f32>(&*written[2 * index + part])), room)
-                }
-                None => lined_up(&held[2 * index + part]),
+            let seen = [0, 1].map(|part| match buffers.held(array(part)) {
+                Ok(written) => (Cow::Borrowed(cast_slice(written)), row.rooms[part] * dim),
+                Err(view) => lined_up(view),
             });
             let [keys, values] = seen.each_ref().map(|(data, stride)| Heads {
                 data: &data[row.seen.start * dim..],
@@ -377,85 +364,11 @@ impl Attention {
     }
 }
 
-/// Turns `[1, heads, tokens, width]` in f32.
-pub fn rotate(x: &Array, turn: &Turn) -> Result<Array> {
-    turn.expect(x.dim(-2) as usize, x.dim(-1) as usize)?;
-    let turn = turn.clone();
-    let made = host_operation(&[x], x.shape(), Dtype::Float32, move |views, out| {
-        let [_, of_head, of_row, of_element] =
-            std::array::from_fn(|axis| views[0].strides[axis] as usize);
-        let [_, heads, rows, width] = axes(&views[0]);
-        let x = Strided {
-            data: cast_slice(views[0].bytes),
-            shape: [heads, rows, width],
-            strides: [of_head, of_row, of_element],
-        };
-        lathe_kernels::heads(&x, None, Some(turn.of()), cast_slice_mut(out));
-    });
-    Ok(made?)
-}
-
-/// How queries see keys.
-#[derive(Clone, Copy, Debug)]
-pub struct Seeing {
-    /// Multiplies scores.
-    pub scale: f32,
-    /// Query i sees key j up to `first + i`.
-    pub first: usize,
-    /// At most so many keys, the last ones.
-    pub window: Option<usize>,
-}
-
-/// Attention of queries over keys and values, `[1, heads, tokens, width]` each in f32.
-pub fn attention([queries, keys, values]: [&Array; 3], seeing: Seeing) -> Result<Array> {
-    let shape = [1, queries.dim(1), queries.dim(2), values.dim(3)];
-    let inputs = [queries, keys, values];
-    let Seeing { scale, first, window } = seeing;
-    let made = host_operation(&inputs, &shape, Dtype::Float32, move |views, out| {
-        let [q, k, v] = [0, 1, 2].map(|i| lined_up(&views[i]));
-        let sight = Sight { scale, cap: None, first, window, sinks: None };
-        attend(
-            heads_of(&views[0], &q),
-            heads_of(&views[1], &k),
-            heads_of(&views[2], &v),
-            &sight,
-            cast_slice_mut(out),
-            BLAS,
-        );
-    });
-    Ok(made?)
-}
-
-/// The four axes of a view.
-fn axes(view: &View) -> [usize; 4] {
-    std::array::from_fn(|axis| view.shape[axis] as usize)
-}
-
-/// The elements of a view `[1, heads, rows, width]` whose rows follow each other, and the elements
-/// from a head to the next; a copy if they lie otherwise.
-fn lined_up<'a>(view: &View<'a>) -> (Cow<'a, [f32]>, usize) {
-    let floats: &[f32] = cast_slice(view.bytes);
-    let [_, heads, rows, width] = axes(view);
-    let [_, of_head, of_row, of_element] = std::array::from_fn(|axis| view.strides[axis] as usize);
-    let tight = (width == 1 || of_element == 1) && (rows == 1 || of_row == width);
-    if tight {
-        return (Cow::Borrowed(floats), of_head);
-    }
-    let mut copy = Vec::with_capacity(heads * rows * width);
-    for row in (0..heads).flat_map(|head| (0..rows).map(move |row| head * of_head + row * of_row)) {
-        copy.extend((0..width).map(|element| floats[row + element * of_element]));
-    }
-    (Cow::Owned(copy), rows * width)
-}
-
-fn heads_of<'a>(view: &View, (data, stride): &'a (Cow<[f32]>, usize)) -> Heads<'a> {
-    let [_, heads, rows, width] = axes(view);
-    Heads { data, heads, rows, width, stride: *stride }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::floats;
+    use mlx_rs::Dtype;
+
+    use super::super::{floats, rotate, steps};
     use super::*;
     use crate::dtype::Dtype as Stored;
     use crate::model::source::Tensor;
@@ -509,6 +422,12 @@ mod tests {
         }
     }
 
+    fn forward(x: &Array, lines: Vec<Line>) -> Result<(Array, Vec<[Array; 2]>)> {
+        let mut held = Held::default();
+        let step = Arc::new(small()).step(lines, x.dim(1) as usize, &mut held)?;
+        steps::run(vec![step], held, x)
+    }
+
     /// An error from each, where the kernels would end the process.
     #[test]
     fn sizes_that_do_not_fit_are_errors() {
@@ -538,9 +457,8 @@ mod tests {
             assert_eq!(attention.check().is_ok(), fits);
         }
 
-        let attention = Arc::new(small());
         let x = ones(&[1, 3, 6]);
-        let run = |line: Line| attention.forward(&x, None, None, vec![line]);
+        let run = |line: Line| forward(&x, vec![line]);
         assert!(run(line(3, 8, 2)).is_ok());
         assert!(run(line(4, 8, 2)).is_err(), "more tokens than there are");
         assert!(run(line(3, 4, 2)).is_err(), "no room");
@@ -554,9 +472,8 @@ mod tests {
         };
         assert!(run(Line { turn: Some(turn(6)), ..line(3, 8, 2) }).is_ok());
         assert!(run(Line { turn: Some(turn(9)), ..line(3, 8, 2) }).is_err());
-        assert!(attention.forward(&x, norm(5), None, vec![line(3, 8, 2)]).is_err());
-        assert!(attention.forward(&x, None, Some(&ones(&[1, 3, 5])), vec![line(3, 8, 2)]).is_err());
-        assert!(attention.forward(&x, None, None, Vec::new()).is_err());
+        assert!(forward(&ones(&[1, 3, 5]), vec![line(3, 8, 2)]).is_err());
+        assert!(forward(&x, Vec::new()).is_err());
         assert!(rotate(&ones(&[1, 2, 3, 8]), &turn(12)).is_ok());
         assert!(rotate(&ones(&[1, 2, 3, 8]), &turn(15)).is_err());
     }
@@ -564,9 +481,7 @@ mod tests {
     /// Keys and values are written where they belong and nowhere else.
     #[test]
     fn a_line_is_written_in_its_place() {
-        let attention = Arc::new(small());
-        let (_, written) =
-            attention.forward(&ones(&[1, 2, 6]), None, None, vec![line(2, 5, 1)]).unwrap();
+        let (_, written) = forward(&ones(&[1, 2, 6]), vec![line(2, 5, 1)]).unwrap();
         for held in &written[0] {
             let held = floats(held).unwrap();
             assert!(held[..4].iter().chain(&held[12..]).all(|&x| x == 1.0));

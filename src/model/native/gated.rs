@@ -1,14 +1,11 @@
-//! Gated MLPs as one operation.
+//! Gated MLPs as one step.
 
 use std::sync::Arc;
 
-use bytemuck::{cast_slice, cast_slice_mut};
 use lathe_kernels::Gate;
-use mlx_rs::{Array, Dtype};
 
 use super::super::ops::Result;
-use super::{Inputs, Native, RmsNorm, add_to, expect, multiply, normalized, row_major};
-use crate::mlx::host::host_operation;
+use super::{Native, expect, multiply};
 
 /// down(function(gate(x)) × up(x)).
 #[derive(Debug)]
@@ -27,28 +24,20 @@ impl Gated {
         Ok(Gated { function, gate, up, down })
     }
 
-    /// `[…, in]`, normalized if there is a norm, to `[…, out]` in f32; added to `onto` if that is
-    /// given.
-    pub fn forward(
-        self: &Arc<Self>,
-        x: &Array,
-        norm: Option<RmsNorm>,
-        onto: Option<&Array>,
-    ) -> Result<Array> {
-        let width = self.gate.columns;
-        let inputs = Inputs::new(x, width, onto, self.down.rows)?;
-        norm.iter().try_for_each(|norm| norm.expect(width))?;
-        let (mlp, arrays) = (self.clone(), inputs.arrays());
-        let made = host_operation(&arrays, &inputs.shape, Dtype::Float32, move |views, out| {
-            let inputs = row_major(views);
-            let x = normalized(norm.as_ref(), cast_slice(&inputs[0]), width);
-            let elements = x.len() / width * mlp.down.columns;
-            let (mut gate, mut up) = (vec![0.0; elements], vec![0.0; elements]);
-            multiply(&[&mlp.gate, &mlp.up], &x, &mut [&mut gate, &mut up]);
-            mlp.function.apply(&mut gate, &up);
-            multiply(&[&mlp.down], &gate, &mut [cast_slice_mut(out)]);
-            add_to(out, inputs.get(1));
-        });
-        Ok(made?)
+    /// Elements of a token that enter and that leave.
+    pub(super) fn widths(&self) -> [usize; 2] {
+        [self.gate.columns, self.down.rows]
+    }
+
+    /// `[tokens, in]` to `[tokens, out]`.
+    pub(super) fn run(&self, x: &[f32]) -> Vec<f32> {
+        let tokens = x.len() / self.gate.columns;
+        let inner = tokens * self.down.columns;
+        let (mut gate, mut up) = (vec![0.0; inner], vec![0.0; inner]);
+        multiply(&[&self.gate, &self.up], x, &mut [&mut gate, &mut up]);
+        self.function.apply(&mut gate, &up);
+        let mut out = vec![0.0; tokens * self.down.rows];
+        multiply(&[&self.down], &gate, &mut [&mut out]);
+        out
     }
 }

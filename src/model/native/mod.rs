@@ -1,10 +1,10 @@
 //! What lathe's own kernels (`kernels/`) compute on the CPU, as operations of MLX's graph:
-//! matrices and their products here, gated MLPs, experts and whole attention in rooms of their own.
+//! matrices and their products here, gated MLPs, experts, attention, and modules that follow each
+//! other as one operation ([`steps`]) in rooms of their own.
 //!
 //! Lazy arrays enter and leave. Weights are no arrays of the graph: an operation holds those that
 //! it needs, in the form that they are stored in, where they are mapped; each product reads them
-//! once, on all cores. An operation does as much as it can: with the graph of a token made of few
-//! large ones, its making costs little beside what they compute.
+//! once, on all cores.
 //!
 //! Sizes are checked before an operation is made: in it a panic would end the process.
 
@@ -12,6 +12,8 @@ mod attention;
 mod experts;
 mod gated;
 mod memory;
+mod scores;
+pub mod steps;
 
 use std::borrow::Cow;
 use std::os::raw::c_int;
@@ -25,9 +27,10 @@ use lathe_kernels::{Form, Gemm, Matrix, Product, Scales, products};
 use mlx_rs::error::Exception;
 use mlx_rs::{Array, Dtype as MlxDtype};
 
-pub use attention::{Attention, GateOf, Line, Part, Seeing, Turn, attention, rotate};
+pub use attention::{Attention, GateOf, Line, Part, Turn};
 pub use gated::Gated;
 pub use memory::Memory;
+pub use scores::{Seeing, attention, rotate};
 
 use super::ops::Result;
 use super::source::{QuantizedTensor, Tensor};
@@ -256,15 +259,14 @@ impl Native {
         Ok(made?)
     }
 
-    /// `x` `[…, in]` to `[…, out]` in f32, added to `onto` if that is given.
-    pub fn apply(self: &Arc<Self>, x: &Array, onto: Option<&Array>) -> Result<Array> {
-        let inputs = Inputs::new(x, self.columns, onto, self.rows)?;
+    /// `x` `[…, in]` to `[…, out]` in f32.
+    pub fn apply(self: &Arc<Self>, x: &Array) -> Result<Array> {
+        let (x, shape) = entering(x, self.columns)?;
         let native = self.clone();
-        let (arrays, shape) = (inputs.arrays(), &inputs.shape);
-        let made = host_operation(&arrays, shape, MlxDtype::Float32, move |views, out| {
-            let inputs = row_major(views);
-            multiply(&[&native], cast_slice(&inputs[0]), &mut [cast_slice_mut(out)]);
-            add_to(out, inputs.get(1));
+        let shape = [&shape[..], &[self.rows as i32]].concat();
+        let made = host_operation(&[&x], &shape, MlxDtype::Float32, move |views, out| {
+            let x = views[0].row_major();
+            multiply(&[&native], cast_slice(&x), &mut [cast_slice_mut(out)]);
         });
         Ok(made?)
     }
@@ -272,20 +274,20 @@ impl Native {
     /// What several matrices make of the same `x`.
     pub fn apply_all(matrices: &[&Arc<Self>], x: &Array) -> Result<Vec<Array>> {
         let columns = matrices.first().map_or(0, |native| native.columns);
-        let Inputs { x, shape, .. } = Inputs::new(x, columns, None, 0)?;
+        let (x, shape) = entering(x, columns)?;
         let shapes = matrices.iter().map(|native| {
             expect("the columns of matrices of one x", &[native.columns], &[columns])?;
-            Ok([&shape[..shape.len() - 1], &[native.rows as i32]].concat())
+            Ok([&shape[..], &[native.rows as i32]].concat())
         });
         let shapes: Vec<Vec<i32>> = shapes.collect::<Result<_>>()?;
         let outs: Vec<Out> = shapes.iter().map(|shape| Out::new(shape)).collect();
         let matrices: Vec<Arc<Native>> = matrices.iter().map(|&native| native.clone()).collect();
         let made = host_operations(&[&x], &outs, MlxDtype::Float32, move |views, outs| {
-            let inputs = row_major(views);
+            let x = views[0].row_major();
             let natives: Vec<&Native> = matrices.iter().map(|native| &**native).collect();
             let mut outs: Vec<&mut [f32]> =
                 outs.iter_mut().map(|out| cast_slice_mut(out)).collect();
-            multiply(&natives, cast_slice(&inputs[0]), &mut outs);
+            multiply(&natives, cast_slice(&x), &mut outs);
         });
         Ok(made?)
     }
@@ -318,52 +320,17 @@ fn multiply(natives: &[&Native], x: &[f32], outs: &mut [&mut [f32]]) {
     }
 }
 
-/// What enters an operation that gives `[…, out]` of `x` `[…, in]`, in f32.
-struct Inputs {
-    x: Array,
-    onto: Option<Onto>,
-    /// Of what leaves.
-    shape: Vec<i32>,
-}
-
-/// What a result is added to: `x` itself, mostly.
-enum Onto {
-    X,
-    Other(Array),
-}
-
-impl Inputs {
-    fn new(x: &Array, columns: usize, onto: Option<&Array>, rows: usize) -> Result<Inputs> {
-        let same = onto.is_some_and(|onto| std::ptr::eq(onto, x));
-        let x = x.as_dtype(MlxDtype::Float32)?;
-        let mut shape = x.shape().to_vec();
-        match shape.last_mut().filter(|last| **last as usize == columns && columns > 0) {
-            Some(last) => *last = rows as i32,
-            None => {
-                let message =
-                    format!("an array {:?} does not fit a matrix of {columns} columns", x.shape());
-                return Err(Exception::custom(message));
-            }
+/// `x` `[…, in]` in f32, and its axes but the last, which must be so long.
+fn entering(x: &Array, columns: usize) -> Result<(Array, Vec<i32>)> {
+    let x = x.as_dtype(MlxDtype::Float32)?;
+    let mut shape = x.shape().to_vec();
+    match shape.pop() {
+        Some(last) if last as usize == columns && columns > 0 => Ok((x, shape)),
+        _ => {
+            let message =
+                format!("an array {:?} does not fit a matrix of {columns} columns", x.shape());
+            Err(Exception::custom(message))
         }
-        let onto = match onto {
-            Some(_) if same => Some(Onto::X),
-            Some(onto) => Some(Onto::Other(onto.as_dtype(MlxDtype::Float32)?)),
-            None => None,
-        };
-        let inputs = Inputs { x, onto, shape };
-        if let Some(onto) = inputs.arrays().get(1) {
-            expect("what a result is added to", onto.shape(), &inputs.shape)?;
-        }
-        Ok(inputs)
-    }
-
-    /// `x`, and then what the result is added to.
-    fn arrays(&self) -> Vec<&Array> {
-        let onto = self.onto.as_ref().map(|onto| match onto {
-            Onto::X => &self.x,
-            Onto::Other(onto) => onto,
-        });
-        std::iter::once(&self.x).chain(onto).collect()
     }
 }
 
@@ -377,12 +344,6 @@ fn add(to: &mut [f32], other: &[f32]) {
     }
 }
 
-fn add_to(out: &mut [u8], onto: Option<&Cow<[u8]>>) {
-    if let Some(onto) = onto {
-        add(cast_slice_mut(out), cast_slice(onto));
-    }
-}
-
 /// An RMS norm: [`lathe_kernels::rms_norm`].
 #[derive(Clone, Debug)]
 pub struct RmsNorm {
@@ -393,17 +354,14 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// Normalized over the last axis, in f32; added to `onto` if that is given.
-    pub fn forward(&self, x: &Array, onto: Option<&Array>) -> Result<Array> {
-        let width = x.dim(-1) as usize;
-        let inputs = Inputs::new(x, width, onto, width)?;
+    /// Normalized over the last axis, in f32.
+    pub fn forward(&self, x: &Array) -> Result<Array> {
+        let width = x.shape().last().map_or(0, |&last| last as usize);
+        let (x, _) = entering(x, width)?;
         self.expect(width)?;
         let norm = self.clone();
-        let arrays = inputs.arrays();
-        let made = host_operation(&arrays, &inputs.shape, MlxDtype::Float32, move |views, out| {
-            let inputs = row_major(views);
-            norm.apply(cast_slice(&inputs[0]), width, cast_slice_mut(out));
-            add_to(out, inputs.get(1));
+        let made = host_operation(&[&x], x.shape(), MlxDtype::Float32, move |views, out| {
+            norm.apply(cast_slice(&views[0].row_major()), width, cast_slice_mut(out));
         });
         Ok(made?)
     }
@@ -485,16 +443,15 @@ mod tests {
     #[test]
     fn sizes_that_do_not_fit_are_errors() {
         let (matrix, x) = (counting(&[16, 8]), ones(&[1, 3, 8]));
-        assert!(matrix.apply(&x, Some(&ones(&[1, 3, 16]))).is_ok());
-        assert!(matrix.apply(&x, Some(&x)).is_err());
-        assert!(matrix.apply(&ones(&[1, 3, 7]), None).is_err());
+        assert!(matrix.apply(&x).is_ok());
+        assert!(matrix.apply(&ones(&[1, 3, 7])).is_err());
         assert!(Native::apply_all(&[&matrix, &counting(&[4, 7])], &x).is_err());
         assert!(Native::clone(&matrix).with_bias(&ones(&[16])).is_ok());
         assert!(Native::clone(&matrix).with_bias(&ones(&[15])).is_err());
         assert!(matrix.part(8, 8).is_ok() && matrix.part(8, 9).is_err());
         assert!(counting(&[3, 4]).halves().is_err());
         let norm = |width| RmsNorm { weight: Some(floats(&ones(&[width])).unwrap()), eps: 1e-6 };
-        assert!(norm(8).forward(&x, None).is_ok() && norm(7).forward(&x, None).is_err());
+        assert!(norm(8).forward(&x).is_ok() && norm(7).forward(&x).is_err());
         let short = Tensor { dtype: Dtype::F32, shape: vec![2, 8], bytes: vec![0; 60].into() };
         assert!(Native::of_floats(&short).is_none());
     }
@@ -515,7 +472,7 @@ mod tests {
         let bias = Array::from_slice(&[10.0_f32, 20.0, 30.0], &[3]);
         let matrix = Native::clone(&counting(&[3, 2])).with_bias(&bias).unwrap();
         let part = Arc::new(matrix.part(1, 2).unwrap());
-        let made = part.apply(&ones(&[1, 2]), None).unwrap();
+        let made = part.apply(&ones(&[1, 2])).unwrap();
         assert_eq!(floats(&made).unwrap()[..], [25.0, 39.0]);
     }
 }
