@@ -20,6 +20,8 @@ pub mod export;
 pub mod fault;
 pub mod format;
 #[cfg(feature = "mlx")]
+pub mod huge_pages;
+#[cfg(feature = "mlx")]
 pub mod mlx;
 pub mod model;
 pub mod modelfile;

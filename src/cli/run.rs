@@ -138,6 +138,7 @@ fn interrupted() -> bool {
 }
 
 pub fn run(args: &Run) -> Result<(), ui::Failure> {
+    crate::huge_pages::ask_for_all();
     let json = args.output.json();
     ui::failing(json, start(args))
 }

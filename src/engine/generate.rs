@@ -142,7 +142,7 @@ pub(super) fn generate(
         if !go_on() {
             return Ok((Reason::Cancelled, statistics));
         }
-        step(model, session, chunk, Logits::None)?;
+        step(model, session, chunk, None)?;
     }
     let cannot_go_back = |cache: &Cache| cache.offset() > 0 && !cache.reaches(cache.offset() - 1);
     session.prompt = session
@@ -152,10 +152,9 @@ pub(super) fn generate(
         .map(|cache| (cache.offset(), cache.snapshot()));
     let mut next = prompt[prompt.len() - 1];
     let mut first = begin;
+    let mut logits = Vec::new();
     loop {
-        let Some(mut logits) = step(model, session, &[next], Logits::Last)? else {
-            return Err(Fault::new(Code::Internal, "a pass gave no logits"));
-        };
+        step(model, session, &[next], Some(&mut logits))?;
         let choice = sampler.sample(&mut logits)?;
         let now = Instant::now();
         if statistics.answer_tokens == 0 {
@@ -181,41 +180,42 @@ pub(super) fn generate(
     }
 }
 
-/// Runs tokens through the model and evaluates; gives the last token's logits when asked.
+/// Runs tokens through the model and evaluates; writes the last token's logits when asked.
 fn step(
     model: &Model,
     session: &mut Session,
     tokens: &[u32],
-    wanted: Logits,
-) -> Result<Option<Vec<f32>>, Fault> {
+    logits: Option<&mut Vec<f32>>,
+) -> Result<(), Fault> {
     let position = session.tokens.len();
     let cache = session.cache.get_or_insert_with(|| model.new_cache());
+    let wanted = if logits.is_some() { Logits::Last } else { Logits::None };
     let output = model.forward(&Batch::one(tokens, position, wanted), &mut [&mut *cache]);
     // A pass that failed half-way leaves layers at different offsets.
     let evaluated = output.and_then(|output| {
         let arrays: Vec<&Array> = output.logits.iter().chain(cache.arrays()).collect();
         eval(arrays).map_err(failed)?;
-        output.logits.map(|logits| last_row(&logits)).transpose()
+        logits.map_or(Ok(()), |logits| last_row(output.logits.as_ref(), logits))
     });
     match evaluated {
-        Ok(logits) => {
-            session.tokens.extend_from_slice(tokens);
-            Ok(logits)
-        }
-        Err(fault) => {
-            session.clear();
-            Err(fault)
-        }
+        Ok(()) => session.tokens.extend_from_slice(tokens),
+        Err(_) => session.clear(),
     }
+    evaluated
 }
 
-/// Evaluated logits `[1, n, vocabulary]` in f32: those of the last of the n.
-fn last_row(logits: &Array) -> Result<Vec<f32>, Fault> {
+/// Of evaluated logits `[1, n, vocabulary]` in f32 those of the last of the n.
+fn last_row(logits: Option<&Array>, out: &mut Vec<f32>) -> Result<(), Fault> {
+    let Some(logits) = logits else {
+        return Err(Fault::new(Code::Internal, "a pass gave no logits"));
+    };
     let vocabulary = logits.shape().last().map_or(0, |&n| n as usize);
     let flat: &[f32] = logits.try_as_slice().map_err(|error| {
         Fault::new(Code::Compute, format!("the logits cannot be read: {error}"))
     })?;
-    Ok(flat[flat.len() - vocabulary..].to_vec())
+    out.clear();
+    out.extend_from_slice(&flat[flat.len() - vocabulary..]);
+    Ok(())
 }
 
 pub(super) fn failed(error: mlx_rs::error::Exception) -> Fault {

@@ -242,13 +242,16 @@ impl Sampler {
 
 /// The index of the largest logit, the first of equals; `None` when none is a number.
 pub fn largest(logits: &[f32]) -> Option<u32> {
-    let mut best: Option<(usize, f32)> = None;
-    for (id, &logit) in logits.iter().enumerate() {
-        if logit > best.map_or(f32::NEG_INFINITY, |(_, best)| best) {
-            best = Some((id, logit));
-        }
+    // Many at once, which an index beside them would prevent.
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let (lines, rest) = logits.as_chunks::<32>();
+    let mut most = [f32::NEG_INFINITY; 32];
+    for line in lines {
+        most.iter_mut().zip(line).for_each(|(most, &logit)| *most = larger(*most, logit));
     }
-    best.filter(|(_, logit)| logit.is_finite()).and_then(|(id, _)| u32::try_from(id).ok())
+    let most = most.iter().chain(rest).copied().fold(f32::NEG_INFINITY, larger);
+    let index = logits.iter().position(|&logit| logit == most).filter(|_| most.is_finite());
+    index.and_then(|id| u32::try_from(id).ok())
 }
 
 fn no_numbers() -> Fault {

@@ -236,3 +236,24 @@ fn what_was_no_stop_string_is_shown_after_all() {
     assert_eq!(stops.push("é").text, "");
     assert_eq!(stops.finish(), "é");
 }
+
+#[test]
+fn the_largest_logit_is_the_first_of_equals_and_a_number() {
+    let numbers = |count: usize| (0..count).map(|i| ((i * 37) % 101) as f32 - 50.0);
+    for count in 1..140 {
+        let mut logits: Vec<f32> = numbers(count).collect();
+        let slow = |logits: &[f32]| {
+            let each = logits.iter().enumerate().filter(|(_, logit)| !logit.is_nan());
+            each.rev().max_by(|a, b| a.1.total_cmp(b.1)).map(|(id, _)| id as u32)
+        };
+        assert_eq!(largest(&logits), slow(&logits), "{count}");
+        logits[count / 2] = f32::NAN;
+        let only = slow(&logits);
+        assert_eq!(largest(&logits), only, "{count}");
+        logits[count / 3] = f32::INFINITY;
+        assert_eq!(largest(&logits), None, "{count}");
+    }
+    assert_eq!(largest(&[]), None);
+    assert_eq!(largest(&[f32::NAN; 40]), None);
+    assert_eq!(largest(&[f32::NEG_INFINITY; 40]), None);
+}

@@ -24,7 +24,7 @@ pub struct Memory {
 impl Memory {
     /// As much as half of what is free now.
     pub fn new() -> Memory {
-        if !huge_pages() {
+        if !crate::huge_pages::given() {
             return Memory::default();
         }
         let left = usize::try_from(crate::write::free_memory() / 2).unwrap_or(usize::MAX);
@@ -47,22 +47,6 @@ impl Memory {
         self.chunk.extend_from_slice(bytes);
         self.chunk.split().freeze().slice(padding..)
     }
-}
-
-/// Whether the system gives huge pages to who asks for them.
-#[cfg(target_os = "linux")]
-fn huge_pages() -> bool {
-    use std::sync::OnceLock;
-    static THERE: OnceLock<bool> = OnceLock::new();
-    *THERE.get_or_init(|| {
-        let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
-        setting.is_ok_and(|setting| !setting.contains("[never]"))
-    })
-}
-
-#[cfg(not(target_os = "linux"))]
-fn huge_pages() -> bool {
-    false
 }
 
 /// Asks for huge pages for what nobody has written yet.
