@@ -58,18 +58,22 @@ class Host : public mlx::core::Primitive {
 
   void eval_cpu(const std::vector<mlx::core::array>& inputs,
                 std::vector<mlx::core::array>& outs) override {
-    Call call{function_, {}, {}, {}, {}, {}};
+    std::vector<const mlx::core::array*> from;
     for (const auto& input : inputs) {
-      call.from.push_back(input.data<char>());
-      call.strides.insert(call.strides.end(), input.strides().begin(), input.strides().end());
-      call.axes.push_back(input.ndim());
+      from.push_back(&input);
     }
-    for (size_t i = 0; i < outs.size(); i++) {
-      make_room(outs[i], over_[i] < 0 ? nullptr : &inputs[over_[i]], outs.size(), call);
-      call.to.push_back(outs[i].data<char>());
+    // MLX keeps the buffers of inputs and outputs until what is dispatched has run. Each result has
+    // handles of all inputs until it has been evaluated.
+    mlx::core::cpu::get_command_encoder(stream()).dispatch(prepare(from, outs, outs.size()));
+  }
+
+  // The results, of inputs that are there, each of which its owner has one handle of.
+  void run_now(const std::vector<const mlx::core::array*>& inputs,
+               std::vector<mlx::core::array>& outs) {
+    prepare(inputs, outs, 1)();
+    for (auto& out : outs) {
+      out.set_status(mlx::core::array::Status::available);
     }
-    // MLX keeps the buffers of inputs and outputs until what is dispatched has run.
-    mlx::core::cpu::get_command_encoder(stream()).dispatch(std::move(call));
   }
 
   void eval_gpu(const std::vector<mlx::core::array>&, std::vector<mlx::core::array>&) override {
@@ -79,14 +83,31 @@ class Host : public mlx::core::Primitive {
   const char* name() const override { return "Host"; }
 
  private:
+  // The call, with room for its results. An input that only what is about to run holds has so many
+  // `handles`.
+  Call prepare(const std::vector<const mlx::core::array*>& inputs,
+               std::vector<mlx::core::array>& outs, size_t handles) {
+    Call call{function_, {}, {}, {}, {}, {}};
+    for (const auto* input : inputs) {
+      call.from.push_back(input->data<char>());
+      call.strides.insert(call.strides.end(), input->strides().begin(), input->strides().end());
+      call.axes.push_back(input->ndim());
+    }
+    for (size_t i = 0; i < outs.size(); i++) {
+      make_room(outs[i], over_[i] < 0 ? nullptr : inputs[over_[i]], handles, call);
+      call.to.push_back(outs[i].data<char>());
+    }
+    return call;
+  }
+
   // Of a result that begins as one of the inputs: that input's own memory when nothing else holds
   // it, else a copy.
-  static void make_room(mlx::core::array& out, const mlx::core::array* begins_as, size_t results,
+  static void make_room(mlx::core::array& out, const mlx::core::array* begins_as, size_t handles,
                         Call& call) {
     if (begins_as && !begins_as->flags().row_contiguous) {
       throw std::runtime_error("a result cannot begin as an array that is not row-major");
     }
-    if (begins_as && holders(*begins_as) == results &&
+    if (begins_as && holders(*begins_as) == handles &&
         begins_as->data_shared_ptr().use_count() == 1 &&
         begins_as->data_shared_ptr()->is_owned()) {
       out.copy_shared_buffer(*begins_as);
@@ -98,8 +119,7 @@ class Host : public mlx::core::Primitive {
     }
   }
 
-  // How many handles of an array there are. MLX's own is_donatable wants one; but each result of
-  // an operation has handles of all its inputs until it has been evaluated.
+  // How many handles of an array there are. MLX's own is_donatable wants one.
   static size_t holders(const mlx::core::array& array) {
     using Handle = std::shared_ptr<void>;
     static_assert(sizeof(mlx::core::array) == sizeof(Handle),
@@ -113,7 +133,8 @@ class Host : public mlx::core::Primitive {
 
 } // namespace
 
-/// The arrays that `run` makes of the inputs, all of one dtype; `shapes` are one after the other,
+/// The arrays that `run` makes of the inputs, all of one dtype, at once where the inputs have been
+/// evaluated; `shapes` are one after the other,
 /// of `axes` numbers each. Result i begins as the input `over[i]`, row-major and of its shape and
 /// dtype, unless that is negative. `data` is dropped when nothing needs it any more, whether this
 /// succeeds or not.
@@ -124,20 +145,38 @@ extern "C" int lathe_host_operation(mlx_array* outs, size_t out_count, const int
   try {
     std::shared_ptr<HostFunction> function(new HostFunction{run, data, drop});
     auto on = mlx_stream_get_(stream);
-    std::vector<mlx::core::array> from;
+    auto host =
+        std::make_shared<Host>(on, std::move(function), std::vector<int>(over, over + out_count));
+    // Where all inputs are there, nothing is gained by waiting.
+    bool now = on.device == mlx::core::Device::cpu;
+    std::vector<const mlx::core::array*> given;
     for (size_t i = 0; i < count; i++) {
-      from.push_back(mlx_array_get_(inputs[i]));
+      const auto& input = mlx_array_get_(inputs[i]);
+      now = now && input.is_available() && !input.is_tracer();
+      given.push_back(&input);
     }
-    std::vector<mlx::core::Shape> made;
-    for (size_t i = 0; i < out_count; i++) {
-      made.emplace_back(shapes, shapes + axes[i]);
-      shapes += axes[i];
+    std::vector<mlx::core::array> arrays;
+    if (now) {
+      for (size_t i = 0; i < out_count; i++) {
+        mlx::core::Shape made(shapes, shapes + axes[i]);
+        arrays.emplace_back(std::move(made), mlx_dtype_to_cpp(dtype), nullptr,
+                            std::vector<mlx::core::array>{});
+        shapes += axes[i];
+      }
+      host->run_now(given, arrays);
+    } else {
+      std::vector<mlx::core::array> from;
+      for (const auto* input : given) {
+        from.push_back(*input);
+      }
+      std::vector<mlx::core::Shape> made;
+      for (size_t i = 0; i < out_count; i++) {
+        made.emplace_back(shapes, shapes + axes[i]);
+        shapes += axes[i];
+      }
+      std::vector<mlx::core::Dtype> dtypes(out_count, mlx_dtype_to_cpp(dtype));
+      arrays = mlx::core::array::make_arrays(std::move(made), dtypes, std::move(host), from);
     }
-    std::vector<mlx::core::Dtype> dtypes(out_count, mlx_dtype_to_cpp(dtype));
-    auto arrays = mlx::core::array::make_arrays(
-        std::move(made), dtypes,
-        std::make_shared<Host>(on, std::move(function), std::vector<int>(over, over + out_count)),
-        from);
     for (size_t i = 0; i < out_count; i++) {
       mlx_array_set_(outs[i], std::move(arrays[i]));
     }

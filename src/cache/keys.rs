@@ -72,21 +72,17 @@ impl KeyCache {
     pub fn append(&mut self, keys: &Array, values: Option<&Array>) -> Result<Seen, Exception> {
         let first = self.end;
         let count = keys.dim(2) as usize;
-        let Place { at, .. } =
-            self.open(keys.dtype(), shape_of(keys), values.map(shape_of), count)?;
-        if let Some((held_keys, held_values)) = &mut self.arrays {
-            *held_keys = slice::with_part(held_keys, 2, at as i32, keys)?;
-            if let (Some(held), Some(values)) = (held_values, values) {
-                *held = slice::with_part(held, 2, at as i32, values)?;
-            }
-        }
-        self.end += count;
+        let place = self.open(keys.dtype(), shape_of(keys), values.map(shape_of), count)?;
+        let written = |held: &Array, new: &Array| slice::with_part(held, 2, place.at as i32, new);
+        let values = place.values.as_ref().zip(values);
+        let values = values.map(|(held, values)| written(held, values)).transpose()?;
+        self.written(written(&place.keys, keys)?, values, count);
         self.seen_by(first)
     }
 
-    /// Where to write the keys and values of the next `count` tokens, for whom writes them
-    /// otherwise and calls [`KeyCache::written`] with what that gives. Keys and values are of
-    /// `[heads, dim]` each.
+    /// Where to write the keys and values of the next `count` tokens, for whom calls
+    /// [`KeyCache::written`] with what that gives: until then this cache lacks them, so that what
+    /// nobody else holds can be written in place. Keys and values are of `[heads, dim]` each.
     pub fn open(
         &mut self,
         dtype: Dtype,
@@ -95,7 +91,7 @@ impl KeyCache {
         count: usize,
     ) -> Result<Place, Exception> {
         self.make_room(dtype, keys, values, count)?;
-        let (keys, values) = self.arrays.clone().ok_or_else(empty)?;
+        let (keys, values) = self.arrays.take().ok_or_else(empty)?;
         let at = self.end - self.start;
         let seen = self.lowest(self.end) - self.start..at + count;
         Ok(Place { keys, values, at, seen })

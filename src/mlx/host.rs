@@ -1,4 +1,6 @@
-//! Operations of MLX's graph that a function of ours computes, on the CPU.
+//! Operations of MLX's graph that a function of ours computes, on the CPU. Where all inputs have
+//! been evaluated, the function runs at once, on the calling thread: the graph of a token would cost
+//! more than it gains.
 
 use std::borrow::Cow;
 use std::ffi::c_void;
@@ -57,7 +59,7 @@ pub struct Out<'a> {
     /// Elements of each axis.
     pub shape: &'a [i32],
     /// The input that it begins as, row-major and of the same shape and dtype: what is not written
-    /// stays. Nothing is copied where nothing else holds that input when this is evaluated.
+    /// stays. Nothing is copied where nothing else holds that input when the function runs.
     pub over: Option<usize>,
 }
 
@@ -87,8 +89,8 @@ struct Input {
     over: bool,
 }
 
-/// An array of `shape` and `dtype` that `compute` makes of the inputs when it is evaluated. It
-/// must not panic: that ends the process.
+/// An array of `shape` and `dtype` that `compute` makes of the inputs, at once or when it is
+/// evaluated. It must not panic: that ends the process.
 ///
 /// # Errors
 /// What MLX refuses.

@@ -5,6 +5,7 @@ use mlx_rs::{Array, Dtype};
 use super::build::Builder;
 use super::description;
 use super::linear::{Linear, Matrix};
+use super::native::steps::{self, Held, Step};
 use super::norm::Norm;
 use super::ops::{Result, soft_cap, times};
 
@@ -47,6 +48,9 @@ impl Embed {
     pub fn forward(&self, tokens: &Array) -> Result<Array> {
         let rows = self.table.rows(tokens)?;
         match self.scale {
+            Some(scale) if self.table.is_native() => {
+                Ok(steps::run(vec![Step::Scale(scale)], Held::default(), &rows)?.0)
+            }
             Some(scale) => times(&rows, scale),
             None => Ok(rows),
         }

@@ -83,6 +83,11 @@ impl Matrix {
         }
     }
 
+    /// Whether lathe's own kernels multiply with it.
+    pub fn is_native(&self) -> bool {
+        matches!(self.held, Held::Native(_))
+    }
+
     /// The logical shape, `[…, out, in]`.
     pub fn shape(&self) -> Vec<i32> {
         let (mut shape, transposed) = match &self.held {

@@ -182,8 +182,8 @@ impl Model {
         self.layers.len()
     }
 
-    /// One pass over a batch: writes the caches, one for each row, and gives logits. These
-    /// are under way and not evaluated; evaluate them together with the caches' arrays.
+    /// One pass over a batch: writes the caches, one for each row, and gives logits. These may be
+    /// under way and not evaluated; evaluate them together with the caches' arrays.
     ///
     /// # Errors
     ///
@@ -247,6 +247,9 @@ impl Model {
 
 /// Each row's last true token, `[rows, 1, hidden]`.
 fn last_tokens(hidden: &Array, batch: &Batch) -> Computed<Array> {
+    if batch.longest() == 1 {
+        return Ok(hidden.clone());
+    }
     let rows: Computed<Vec<Array>> = batch
         .rows
         .iter()
