@@ -269,10 +269,12 @@ mod tests {
 
     #[test]
     fn a_result_begins_as_an_input_and_takes_its_memory_where_nothing_else_holds_it() {
-        let write = |held: Array, at: usize| {
+        // A lazy input makes the operation one of the graph; else it runs at once.
+        let write = |held: Array, at: usize, lazy: bool| {
             let outs = [Out { shape: &[4], over: Some(1) }, Out::new(&[1])];
-            let one = from_bytes(&[9], dtype::Dtype::U8, &[1]).unwrap();
-            let made = host_operations(&[&one, &held], &outs, Dtype::Uint8, move |views, outs| {
+            let number = |number| from_bytes(&[number], dtype::Dtype::U8, &[1]).unwrap();
+            let nine = if lazy { number(4).add(number(5)).unwrap() } else { number(9) };
+            let made = host_operations(&[&nine, &held], &outs, Dtype::Uint8, move |views, outs| {
                 assert!(views[1].bytes.is_empty());
                 outs[0][at] = views[0].bytes[0];
                 outs[1][0] = outs[0][3];
@@ -283,13 +285,16 @@ mod tests {
             written
         };
         let first = from_bytes(&[1, 2, 3, 4], dtype::Dtype::U8, &[4]).unwrap();
-        let copied = write(first.clone(), 0);
-        assert_eq!(Host::new(&first).unwrap().bytes(), [1, 2, 3, 4]);
-        assert_eq!(Host::new(&copied).unwrap().bytes(), [9, 2, 3, 4]);
-        let before = place(&copied);
-        let taken = write(copied, 1);
-        assert_eq!(Host::new(&taken).unwrap().bytes(), [9, 9, 3, 4]);
-        assert_eq!(place(&taken), before);
+        let mut taken = first.clone();
+        for lazy in [true, false] {
+            let copied = write(first.clone(), 0, lazy);
+            assert_eq!(Host::new(&first).unwrap().bytes(), [1, 2, 3, 4]);
+            assert_eq!(Host::new(&copied).unwrap().bytes(), [9, 2, 3, 4]);
+            let before = place(&copied);
+            taken = write(copied, 1, lazy);
+            assert_eq!(Host::new(&taken).unwrap().bytes(), [9, 9, 3, 4]);
+            assert_eq!(place(&taken), before, "{lazy}");
+        }
         let other = [Out { shape: &[5], over: Some(0) }];
         assert!(host_operations(&[&taken], &other, Dtype::Uint8, |_, _| {}).is_err());
     }
