@@ -56,6 +56,12 @@ impl Embed {
         }
     }
 
+    /// Tokens that it has.
+    pub fn tokens(&self) -> usize {
+        let shape = self.table.shape();
+        shape.first().map_or(0, |&rows| rows as usize)
+    }
+
     /// Per-layer embeddings `[rows, tokens, layers, width]`, for models that have them.
     pub fn per_layer(&self, tokens: &Array, hidden: &Array) -> Result<Option<Array>> {
         let Some(per_layer) = &self.per_layer else { return Ok(None) };

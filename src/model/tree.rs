@@ -187,7 +187,8 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// When a row is empty, caches and rows do not fit each other, or MLX fails.
+    /// When a row is empty or has a token that the embedding lacks, caches and rows do not fit each
+    /// other, or MLX fails.
     pub fn forward(&self, batch: &Batch, caches: &mut [&mut Cache]) -> Result<Output, Fault> {
         if batch.rows.is_empty() || batch.rows.len() != caches.len() {
             let message = format!("{} rows do not fit {} caches", batch.rows.len(), caches.len());
@@ -202,6 +203,12 @@ impl Model {
                     cache.offset()
                 );
                 return Err(Fault::new(Code::Internal, message));
+            }
+            let known = self.embed.tokens();
+            if let Some(token) = row.tokens.iter().find(|&&token| token as usize >= known) {
+                let message = format!("there is no token {token}: the embedding has {known}");
+                return Err(Fault::new(Code::Compute, message)
+                    .help("the tokenizer is another model's, or lacks a file that belongs to it"));
             }
         }
         let output = self.compute(batch, caches);

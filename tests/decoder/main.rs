@@ -136,6 +136,14 @@ impl Case {
     }
 
     /// Three rows of different lengths, at different positions, give what each gives alone.
+    /// A token that the embedding lacks is an error, and not a row of zeros.
+    fn check_tokens(&self) {
+        let mut cache = self.model.new_cache();
+        let batch = Batch::one(&[self.ids[0], u32::MAX], 0, Logits::Last);
+        let fault = self.model.forward(&batch, &mut [&mut cache]).unwrap_err();
+        assert!(fault.to_string().contains("4294967295"), "{fault}");
+    }
+
     fn check_batch(&self) {
         let all = self.ids.len();
         let starts = [0, 5, 11];
@@ -197,6 +205,7 @@ impl Case {
 
 fn check(folder: &Path) {
     let case = case(folder);
+    case.check_tokens();
     case.check_logits();
     case.check_greedy();
     case.check_batch();
