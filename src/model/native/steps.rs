@@ -91,6 +91,7 @@ pub fn run(steps: Vec<Step>, held: Held, x: &Array) -> Result<(Array, Vec<[Array
     let width = shape.pop().unwrap_or(0) as usize;
     let rows = shape.first().map_or(0, |&rows| rows as usize);
     let tokens: usize = shape.iter().map(|&axis| axis as usize).product();
+    expect("that something enters", &[tokens > 0 && width > 0], &[true])?;
     let checked = Checked { rows, tokens };
     shape.push(checked.all(&steps, width)? as i32);
 
