@@ -146,6 +146,22 @@ fn what_is_piped_in_is_the_prompt_and_only_the_answer_is_printed() {
     }
 }
 
+/// Nothing is lost without a word: neither on a full disk nor where a pipe has closed.
+#[test]
+#[cfg(target_os = "linux")]
+fn an_answer_that_cannot_be_written_is_an_error() {
+    let sandbox = with_llama();
+    for output in [&[][..], &["-o", "json"]] {
+        let args = [&["run", "m", "t1 t2", "-n", "3"], output].concat();
+        let mut command = sandbox.command(&args);
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let done = command.stdin(std::process::Stdio::null()).stdout(full).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(1), "{said}");
+        assert!(said.contains("standard output"), "{said}");
+    }
+}
+
 #[test]
 fn a_long_prompt_is_refused_with_both_numbers_and_an_answer_ends_with_the_context() {
     let sandbox = with_llama();

@@ -33,6 +33,13 @@ fn a_model_is_created_once_and_the_second_time_writes_nothing() {
     assert!(again.ok().contains("unchanged"));
     assert_eq!(sandbox.stored(), stored);
     assert_eq!(stored.iter().map(|path| times(path)).collect::<Vec<_>>(), before);
+    // What is missing or cut is written again, and said to have been.
+    let cut = stored.iter().find(|path| path.contains("blobs/")).unwrap();
+    let whole = fs::read(sandbox.path("store").join(cut)).unwrap();
+    fs::write(sandbox.path("store").join(cut), &whole[..1]).unwrap();
+    let mended = sandbox.lathe(&["create", "m:int4", "model", "-q", "int4"]).ok();
+    assert!(mended.contains("written again"), "{mended}");
+    assert_eq!(fs::read(sandbox.path("store").join(cut)).unwrap(), whole);
     let copy = sandbox.lathe(&["create", "other", "model", "-q", "int4"]).ok();
     assert!(copy.contains("every blob was in the store already"), "{copy}");
 }

@@ -210,6 +210,9 @@ struct Smoke {
     even: Option<f64>,
     /// The same for people, or why it was not measured.
     note: String,
+    /// Whether there is anything to run, as far as that was seen.
+    #[serde(skip)]
+    runs: bool,
 }
 
 /// Whether what was written still predicts text.
@@ -220,12 +223,14 @@ fn check(
     manifest: &Manifest,
 ) -> Result<Option<Smoke>, Faults> {
     use crate::engine::smoke::{Checked, check};
-    let why = match check(writer, manifest, policy_dir)? {
+    let checked = check(writer, manifest, policy_dir)?;
+    let runs = !matches!(checked, Checked::OnlyImports | Checked::CannotRun(_));
+    let why = match checked {
         Checked::Predicts { loss, even } => {
             let note = format!(
                 "smoke check: {loss:.2} nats a token of a plain sentence (an even guess: {even:.2})"
             );
-            return Ok(Some(Smoke { loss: Some(loss), even: Some(even), note }));
+            return Ok(Some(Smoke { loss: Some(loss), even: Some(even), note, runs: true }));
         }
         Checked::OnlyImports => "this architecture can be imported and not run yet".into(),
         Checked::CannotRun(faults) => format!(
@@ -239,7 +244,7 @@ fn check(
         ),
         Checked::NoVocabulary => "there is no vocabulary that spells a plain sentence".into(),
     };
-    Ok(Some(Smoke { note: format!("no smoke check: {why}"), ..Smoke::default() }))
+    Ok(Some(Smoke { note: format!("no smoke check: {why}"), runs, ..Smoke::default() }))
 }
 
 /// Without MLX nothing can be run.
@@ -342,9 +347,15 @@ fn say_created(report: &Report) {
     let Created { name, size, new_blobs, new_bytes, unchanged, .. } = &report.created;
     let size = ui::bytes(*size);
     let made = format!("created {name} from {from} in {seconds:.1} s, {size}");
-    if *unchanged {
+    if *unchanged && *new_blobs == 0 {
         ui::print(format_args!(
             "{name} is unchanged: the store has all of it, nothing was written"
+        ));
+    } else if *unchanged {
+        let new = ui::bytes(*new_bytes);
+        ui::print(format_args!(
+            "{name} is unchanged, but the store lacked {new} in {new_blobs} blobs, which were \
+             written again"
         ));
     } else if *new_blobs == 0 {
         ui::print(format_args!("{made}: every blob was in the store already"));
@@ -352,5 +363,7 @@ fn say_created(report: &Report) {
         let new = ui::bytes(*new_bytes);
         ui::print(format_args!("{made}: {new} in {new_blobs} new blobs"));
     }
-    ui::print(format_args!("run it: lathe run {name}"));
+    if report.smoke.as_ref().is_none_or(|smoke| smoke.runs) {
+        ui::print(format_args!("run it: lathe run {name}"));
+    }
 }

@@ -8,7 +8,11 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
+use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 use serde_json::{Value, json};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 
 use super::args::{OutputArg, StoreArg};
 use super::ui;
@@ -65,7 +69,7 @@ struct SamplingArgs {
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     temperature: Option<f64>,
     /// Take one of so many likeliest tokens
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
     top_k: Option<u32>,
     /// Take one of the likeliest tokens that together reach this probability
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
@@ -77,7 +81,7 @@ struct SamplingArgs {
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     seed: Option<u64>,
     /// Most tokens of the answer
-    #[arg(long, short = 'n', value_name = "COUNT")]
+    #[arg(long, short = 'n', value_name = "COUNT", allow_negative_numbers = true)]
     max_tokens: Option<usize>,
     /// End the answer before this text; may be given several times
     #[arg(long, value_name = "TEXT")]
@@ -89,7 +93,7 @@ struct SamplingArgs {
     #[arg(long = "set", value_name = "NAME=VALUE")]
     parameters: Vec<String>,
     /// With --output json: log-probabilities of each token and of so many alternatives
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
     logprobs: Option<usize>,
 }
 
@@ -140,10 +144,20 @@ fn interrupted() -> bool {
 pub fn run(args: &Run) -> Result<(), ui::Failure> {
     crate::huge_pages::ask_for_all();
     let json = args.output.json();
-    ui::failing(json, start(args))
+    match ui::failing(json, start(args))? {
+        Ended::Whole => Ok(()),
+        // What there is of the answer has been printed, and why it ends is no news.
+        Ended::Interrupted => Err(ui::Failure::shown(130)),
+    }
 }
 
-fn start(args: &Run) -> Result<(), Faults> {
+/// How a run ended.
+enum Ended {
+    Whole,
+    Interrupted,
+}
+
+fn start(args: &Run) -> Result<Ended, Faults> {
     let name = Name::parse(&args.name)?;
     let store = args.store.open()?;
     // The model's name is checked before a long prompt is read.
@@ -154,14 +168,32 @@ fn start(args: &Run) -> Result<(), Faults> {
     }
     let engine = Engine::load(&store, &name, args.policy_dir.as_deref())?;
     let options = args.sampling.over(engine.defaults.clone())?;
-    // A failure to install it leaves Ctrl-C ending the program.
-    let _ = ctrlc::set_handler(|| INTERRUPTED.store(true, Ordering::Relaxed));
+    watch(prompt.is_none());
     let system = args.system.clone().or_else(|| engine.system.clone());
     let screen = Screen::new(!args.hide_thinking, args.verbose);
     match prompt {
         Some(prompt) => once(args, &engine, options, system, &prompt, screen),
-        None => talk::talk(&engine, options, system, args.raw, screen),
+        None => talk::talk(&engine, options, system, args.raw, screen).map(|()| Ended::Whole),
     }
+}
+
+/// Lets Ctrl-C end an answer, and what else asks a program to end a conversation too.
+fn watch(conversation: bool) {
+    // Where signals cannot be caught they end the program.
+    let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else { return };
+    let stdin = std::io::stdin();
+    let terminal = conversation.then(|| tcgetattr(&stdin).ok()).flatten();
+    std::thread::spawn(move || {
+        for signal in signals.forever() {
+            if conversation && signal != SIGINT {
+                if let Some(terminal) = &terminal {
+                    let _ = tcsetattr(&stdin, OptionalActions::Now, terminal);
+                }
+                let _ = emulate_default_handler(signal);
+            }
+            INTERRUPTED.store(true, Ordering::Relaxed);
+        }
+    });
 }
 
 /// The prompt of the command line and of a pipe; `None` for a conversation.
@@ -193,7 +225,7 @@ fn once(
     system: Option<String>,
     prompt: &str,
     mut screen: Screen,
-) -> Result<(), Faults> {
+) -> Result<Ended, Faults> {
     let prompt = if args.raw || !engine.can_chat() {
         Prompt::Plain(prompt.to_owned())
     } else {
@@ -228,12 +260,9 @@ fn once(
     if json {
         ui::print_json(&document(engine, &answer, tokens, args));
     } else {
-        screen.end(&answer, engine, &session);
+        screen.end(&answer, engine, &session)?;
     }
-    if interrupted() {
-        return Err(Fault::new(Code::Interrupted, "interrupted").into());
-    }
-    Ok(())
+    Ok(if interrupted() { Ended::Interrupted } else { Ended::Whole })
 }
 
 /// The messages that a conversation begins with.

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import tempfile
+import termios
 import time
 import unittest
 
@@ -98,6 +99,23 @@ class TestTalk(unittest.TestCase):
         talk.read_to(">>> ", 30)
         self.assertIsNone(talk.child.poll())
         self.assertIn("temperature", talk.ask("/show"))
+
+    def test_what_is_no_text_is_forgotten_and_the_conversation_is_not(self):
+        talk = self.talk
+        talk.ask("/set num_predict 3")
+        os.write(talk.terminal, b"caf\xe9 \xff\xfe\r")
+        talk.read_to("UTF-8")
+        talk.read_to(">>> ")
+        self.assertRegex(talk.ask("/show"), r"num_predict +3")
+
+    def test_a_conversation_can_be_ended_from_outside(self):
+        talk = self.talk
+        def by_lines():
+            return termios.tcgetattr(talk.terminal)[3] & termios.ICANON != 0
+        self.assertFalse(by_lines(), "the line editor reads each key")
+        os.kill(talk.child.pid, signal.SIGTERM)
+        self.assertEqual(talk.child.wait(10), -signal.SIGTERM)
+        self.assertTrue(by_lines())
 
 
 if __name__ == "__main__":

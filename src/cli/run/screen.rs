@@ -1,10 +1,11 @@
 //! How answers look: streamed, thinking dimmed, rates after them.
 
-use std::io::{IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::ops::ControlFlow;
 
 use crate::chat::{Piece, ToolCall};
 use crate::engine::{Answer, Engine, Event, Reason, Session};
+use crate::fault::Fault;
 
 const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
@@ -18,12 +19,14 @@ pub(super) struct Screen {
     terminal: bool,
     dimmed: bool,
     line_open: bool,
+    /// Why nothing can be written any more.
+    failed: Option<std::io::Error>,
 }
 
 impl Screen {
     pub(super) fn new(thinking: bool, verbose: bool) -> Self {
         let terminal = std::io::stdout().is_terminal();
-        Screen { thinking, verbose, terminal, dimmed: false, line_open: false }
+        Screen { thinking, verbose, terminal, dimmed: false, line_open: false, failed: None }
     }
 
     /// Shows a piece. Breaks when nobody reads any more.
@@ -50,7 +53,15 @@ impl Screen {
     }
 
     /// Ends an answer: its line, why it ended when that is unusual, its rates.
-    pub(super) fn end(&mut self, answer: &Answer, engine: &Engine, session: &Session) {
+    ///
+    /// # Errors
+    /// When some of it could not be written, and not just because nobody reads any more.
+    pub(super) fn end(
+        &mut self,
+        answer: &Answer,
+        engine: &Engine,
+        session: &Session,
+    ) -> Result<(), Fault> {
         let start = if self.dimmed { PLAIN } else { "" };
         self.dimmed = false;
         let newline = if self.line_open { "\n" } else { "" };
@@ -62,6 +73,10 @@ impl Screen {
         }
         if self.verbose {
             let _ = write!(err, "{DIM}{}{PLAIN}", rates(answer, engine, session));
+        }
+        match self.failed.take().filter(|error| error.kind() != ErrorKind::BrokenPipe) {
+            Some(error) => Err(Fault::io("write", "standard output", &error)),
+            None => Ok(()),
         }
     }
 
@@ -80,7 +95,10 @@ impl Screen {
         }
         match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
             Ok(()) => ControlFlow::Continue(()),
-            Err(_) => ControlFlow::Break(()),
+            Err(error) => {
+                self.failed = Some(error);
+                ControlFlow::Break(())
+            }
         }
     }
 }

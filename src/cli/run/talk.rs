@@ -1,5 +1,6 @@
 //! A conversation on the terminal.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
@@ -86,6 +87,10 @@ pub(super) fn talk(
                 continue;
             }
             Err(ReadlineError::Eof) => break,
+            Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
+                anstream::eprintln!("That was not UTF-8, and is forgotten.");
+                continue;
+            }
             Err(error) => return Err(terminal(error).into()),
         };
         let _ = editor.add_history_entry(message.trim_end());
@@ -236,7 +241,7 @@ impl Talk<'_> {
                 }
             })?;
         INTERRUPTED.store(false, Ordering::Relaxed);
-        self.screen.end(&answer, self.engine, &self.session);
+        self.screen.end(&answer, self.engine, &self.session)?;
         let nothing = was_cancelled(&answer) && answer.text.is_empty();
         if !(self.raw || nothing) {
             self.turns.push(user(message));
