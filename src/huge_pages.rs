@@ -1,9 +1,11 @@
 //! Huge pages, where Linux gives them to who asks: what is read once for every token is read up to
 //! twice as fast, as finding a page of 4 KiB costs more than reading it.
 //!
-//! Weights ask for themselves (`model/native/memory.rs`). Keys and values are arrays of MLX, whose
-//! memory is the C library's: glibc asks for all that it gives when it is told to before the
+//! Weights are held where they have been asked for ([`ask_for`]). Keys and values are arrays of MLX,
+//! whose memory is the C library's: glibc asks for all that it gives when it is told to before the
 //! program begins ([`ask_for_all`]).
+
+use std::mem::MaybeUninit;
 
 #[cfg(target_os = "linux")]
 use std::sync::OnceLock;
@@ -30,6 +32,22 @@ pub fn given() -> bool {
     return setting().contains("[madvise]") || setting().contains("[always]");
     #[cfg(not(target_os = "linux"))]
     false
+}
+
+/// Asks for them for memory that nobody has written yet. Where that is refused, pages stay small.
+pub fn ask_for(memory: &mut [MaybeUninit<u8>]) {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::mm::{Advice, madvise};
+        let start = memory.as_mut_ptr().cast::<u8>();
+        let before = start.align_offset(rustix::param::page_size());
+        let Some(length) = memory.len().checked_sub(before) else { return };
+        // SAFETY: this memory is lent to this function, from one page on to its end; the advice
+        // changes no contents.
+        let _ = unsafe { madvise(start.add(before).cast(), length, Advice::LinuxHugepage) };
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = memory;
 }
 
 /// Lets the C library ask for huge pages for all memory that it gives, by beginning this program

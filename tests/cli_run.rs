@@ -146,7 +146,7 @@ fn what_is_piped_in_is_the_prompt_and_only_the_answer_is_printed() {
     }
 }
 
-/// Nothing is lost without a word: neither on a full disk nor where a pipe has closed.
+/// Where a disk is full, nothing is lost without a word.
 #[test]
 #[cfg(target_os = "linux")]
 fn an_answer_that_cannot_be_written_is_an_error() {

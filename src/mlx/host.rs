@@ -1,6 +1,6 @@
 //! Operations of MLX's graph that a function of ours computes, on the CPU. Where all inputs have
-//! been evaluated, the function runs at once, on the calling thread: the graph of a token would cost
-//! more than it gains.
+//! been evaluated, the function runs at once, on the calling thread: to pass a token of a small model
+//! through the graph and another thread costs more than the overlap gains.
 
 use std::borrow::Cow;
 use std::ffi::c_void;

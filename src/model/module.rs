@@ -85,12 +85,12 @@ pub fn run<'m>(
 
 /// Modules that lathe's own kernels have, as one operation.
 fn run_natively(modules: &[&Module], x: &Array, pass: &mut Pass) -> Result<Array> {
-    let (mut held, mut writers) = (Held::default(), Vec::new());
-    let steps = modules.iter().map(|module| module.step(&mut held, &mut writers, pass));
+    let (mut held, mut attentions) = (Held::default(), Vec::new());
+    let steps = modules.iter().map(|module| module.step(&mut held, &mut attentions, pass));
     let steps = steps.collect::<Result<_>>()?;
     let (out, written) = steps::run(steps, held, x)?;
     let mut written = written.into_iter();
-    writers.iter().try_for_each(|attention| attention.take_back(&mut written, pass))?;
+    attentions.iter().try_for_each(|attention| attention.take_back(&mut written, pass))?;
     Ok(out)
 }
 
@@ -231,15 +231,16 @@ impl Module {
         }
     }
 
-    /// The step that lathe's own kernels make of it; attention that writes is added to `writers`.
+    /// The step that lathe's own kernels make of it. Its attentions are added to those that may
+    /// have something written to take back.
     fn step<'m>(
         &'m self,
         held: &mut Held,
-        writers: &mut Vec<&'m Attention>,
+        attentions: &mut Vec<&'m Attention>,
         pass: &mut Pass,
     ) -> Result<steps::Step> {
         let mut all = |modules: &'m [Module]| -> Result<Vec<steps::Step>> {
-            modules.iter().map(|module| module.step(held, writers, pass)).collect()
+            modules.iter().map(|module| module.step(held, attentions, pass)).collect()
         };
         let step = match self {
             Module::Residual(steps) => Some(steps::Step::Residual(all(steps)?)),
@@ -249,7 +250,7 @@ impl Module {
             }
             Module::Norm(norm) => norm.native().cloned().map(steps::Step::Norm),
             Module::Attention(attention) => {
-                writers.push(attention);
+                attentions.push(attention);
                 attention.step(held, pass)?
             }
             Module::GatedMlp(mlp) => mlp.native().cloned().map(steps::Step::Gated),

@@ -135,7 +135,6 @@ impl Case {
         assert_eq!(found, self.greedy, "{}", self.name);
     }
 
-    /// Three rows of different lengths, at different positions, give what each gives alone.
     /// A token that the embedding lacks is an error, and not a row of zeros.
     fn check_tokens(&self) {
         let mut cache = self.model.new_cache();
@@ -144,6 +143,7 @@ impl Case {
         assert!(fault.to_string().contains("4294967295"), "{fault}");
     }
 
+    /// Three rows of different lengths, at different positions, give what each gives alone.
     fn check_batch(&self) {
         let all = self.ids.len();
         let starts = [0, 5, 11];

@@ -3,7 +3,7 @@
 //! Eight words hold a block, such as 64 elements of 4 bits or 32 of 8. The k-th element of each
 //! word is a plane, which a mask decodes at once ([`super::blocks`]); `x` is put in the order of
 //! planes beforehand ([`arrange`]). Groups smaller than a block are lanes with a scale of their own
-//! ([`super::scales`]). Two rows of a matrix share what is read of a single `x`.
+//! ([`super::scales`]). Four rows of a matrix share what is read of a single `x`.
 
 use std::arch::x86_64::*;
 
@@ -199,8 +199,8 @@ impl Product<'_> {
         unsafe {
             let mut weights = matrix.weight.as_ptr().add(row * row_bytes);
             let mut scales = matrix.scales.as_ptr().add(row * row_scales);
-            let together = M * row_bytes;
-            let mut ahead = weights.wrapping_add(AHEAD.next_multiple_of(together));
+            // Of the M rows that come so much later, in the order of these.
+            let mut ahead = weights.wrapping_add(AHEAD.next_multiple_of(M * row_bytes));
             let mut x = x.as_ptr();
             let mut totals = [[_mm256_setzero_ps(); N]; M];
             for _ in 0..shape.scales {

@@ -7,6 +7,8 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
+use crate::huge_pages;
+
 /// Bytes of memory that is asked for at once. Of the last one only what is used is ever there.
 const CHUNK: usize = 64 << 20;
 
@@ -24,7 +26,7 @@ pub struct Memory {
 impl Memory {
     /// As much as half of what is free now.
     pub fn new() -> Memory {
-        if !crate::huge_pages::given() {
+        if !huge_pages::given() {
             return Memory::default();
         }
         let left = usize::try_from(crate::write::free_memory() / 2).unwrap_or(usize::MAX);
@@ -40,7 +42,7 @@ impl Memory {
         let padding = self.chunk.spare_capacity_mut().as_ptr().align_offset(ALIGNMENT);
         if padding + bytes.len() > self.chunk.capacity() {
             self.chunk = BytesMut::with_capacity(CHUNK.max(bytes.len() + ALIGNMENT));
-            want_huge_pages(&mut self.chunk);
+            huge_pages::ask_for(self.chunk.spare_capacity_mut());
         }
         let padding = self.chunk.spare_capacity_mut().as_ptr().align_offset(ALIGNMENT);
         self.chunk.put_bytes(0, padding);
@@ -48,22 +50,6 @@ impl Memory {
         self.chunk.split().freeze().slice(padding..)
     }
 }
-
-/// Asks for huge pages for what nobody has written yet.
-#[cfg(target_os = "linux")]
-fn want_huge_pages(chunk: &mut BytesMut) {
-    use rustix::mm::{Advice, madvise};
-    let spare = chunk.spare_capacity_mut();
-    let start = spare.as_mut_ptr().cast::<u8>();
-    let before = start.align_offset(rustix::param::page_size());
-    let Some(length) = spare.len().checked_sub(before) else { return };
-    // SAFETY: this memory is the chunk's own, from one page on to its end; the advice changes no
-    // contents. Where it is refused, pages stay small.
-    let _ = unsafe { madvise(start.add(before).cast(), length, Advice::LinuxHugepage) };
-}
-
-#[cfg(not(target_os = "linux"))]
-fn want_huge_pages(_: &mut BytesMut) {}
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,7 @@
 //! matrices and their products here, gated MLPs, experts, attention, and modules that follow each
 //! other as one operation ([`steps`]) in rooms of their own.
 //!
-//! Lazy arrays enter and leave. Weights are no arrays of the graph: an operation holds those that
+//! Arrays enter and leave, lazy ones or those that are there. Weights are no arrays of the graph: an operation holds those that
 //! it needs, in the form that they are stored in, where they are mapped; each product reads them
 //! once, on all cores.
 //!
