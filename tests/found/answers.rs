@@ -1,0 +1,1 @@
+//! How answers are made: templates, tokens that end them, recommended options, vocabularies.

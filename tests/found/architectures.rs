@@ -1,0 +1,1 @@
+//! What published checkpoints and configs of each architecture carry, or leave out.

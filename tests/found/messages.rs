@@ -1,0 +1,1 @@
+//! What is said of inputs that cannot be what they seem, and what is warned of.

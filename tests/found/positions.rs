@@ -1,0 +1,1 @@
+//! Rotary positions of every kind, and how far a decoder is exact.
