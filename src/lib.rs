@@ -3,7 +3,7 @@
 //!
 //! Data flows through the rooms in one direction: [`read`] → [`classify`] → [`plan`] → [`write`] →
 //! [`store`] makes a model; chat → tokenizer → engine → sample answers from one, where the engine
-//! runs `model` over `cache`. See each room's own words.
+//! runs `model`, built from a policy's [`decoder`], over `cache`. See each room's own words.
 
 #[cfg(feature = "mlx")]
 pub mod cache;
@@ -12,6 +12,7 @@ pub mod chat;
 pub mod classify;
 pub mod cli;
 pub mod create;
+pub mod decoder;
 pub mod doctor;
 pub mod dtype;
 #[cfg(feature = "mlx")]
@@ -23,6 +24,7 @@ pub mod format;
 pub mod huge_pages;
 #[cfg(feature = "mlx")]
 pub mod mlx;
+#[cfg(feature = "mlx")]
 pub mod model;
 pub mod modelfile;
 pub mod plan;

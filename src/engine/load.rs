@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::options::Options;
 use crate::chat::{Answers, Template, is_go, template_of};
+use crate::decoder::description::Decoder;
 use crate::fault::{Code, Fault, Faults};
-use crate::model::description::Decoder;
 use crate::model::{Blobs, Compute, Model, TensorSource, load as load_model};
 use crate::plan::DRAFT_PREFIX;
 use crate::policy::{Library, Role};

@@ -8,14 +8,14 @@ use std::collections::{BTreeSet, HashSet};
 use mlx_rs::{Array, Dtype};
 
 use super::Compute;
-use super::description::{Activation, Expr, NormDefaults};
 use super::linear::Matrix;
 use super::native::Memory;
 use super::ops::{Function, Result as Computed};
 use super::rope::Rope;
 use super::source::{TensorSource, Weight};
-use super::values::{Reason, Scope};
 use crate::cache::LayerCache;
+use crate::decoder::description::{Activation, Expr, NormDefaults};
+use crate::decoder::values::{Reason, Scope};
 use crate::fault::{Code, Fault, Faults};
 
 /// What modules are built with.

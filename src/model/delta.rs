@@ -11,12 +11,12 @@ use mlx_rs::{Array, Dtype};
 use super::batch::Pass;
 use super::build::Builder;
 use super::conv::Conv;
-use super::description;
 use super::linear::Linear;
 use super::norm::Norm;
 use super::ops::{Function, Result, join_rows, last_axis, row, softplus, times};
 use crate::cache::state::{State, StateCache};
 use crate::cache::{Cache, LayerCache};
+use crate::decoder::description;
 
 /// A gated delta net.
 #[derive(Clone, Debug)]

@@ -3,11 +3,11 @@
 use mlx_rs::{Array, Dtype};
 
 use super::build::Builder;
-use super::description;
 use super::linear::{Linear, Matrix};
 use super::native::steps::{self, Held, Step};
 use super::norm::Norm;
 use super::ops::{Result, soft_cap, times};
+use crate::decoder::description;
 
 /// The embedding.
 #[derive(Clone, Debug)]

@@ -12,7 +12,6 @@ use mlx_rs::ops::indexing::TryIndexOp;
 use super::attention::keys_in;
 use super::batch::Pass;
 use super::build::Builder;
-use super::description;
 use super::linear::Linear;
 use super::norm::Norm;
 use super::ops::{Result, join_rows, last_axis, row};
@@ -20,6 +19,7 @@ use super::rope::Rope;
 use super::scores::Scores;
 use crate::cache::LayerCache;
 use crate::cache::keys::{KeyCache, Seen};
+use crate::decoder::description;
 
 /// Multi-head latent attention.
 #[derive(Clone, Debug)]

@@ -7,10 +7,10 @@ use mlx_rs::ops::gather_mm;
 use mlx_rs::{Array, Dtype};
 
 use super::build::Builder;
-use super::description::LinearOrName;
 use super::native::{Memory, Native};
 use super::ops::Result;
 use super::source::Weight;
+use crate::decoder::description::LinearOrName;
 use crate::dtype::Dtype as Stored;
 use crate::mlx::Quantized;
 

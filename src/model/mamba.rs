@@ -11,12 +11,12 @@ use super::batch::Pass;
 use super::build::Builder;
 use super::conv::Conv;
 use super::delta::state_in;
-use super::description;
 use super::linear::Linear;
 use super::norm::Norm;
 use super::ops::{Function, Result, join_rows, last_axis, row, softplus};
 use crate::cache::LayerCache;
 use crate::cache::state::{State, StateCache};
+use crate::decoder::description;
 
 /// Mamba-2.
 #[derive(Clone, Debug)]

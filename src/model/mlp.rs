@@ -5,10 +5,10 @@ use std::sync::Arc;
 use mlx_rs::Array;
 
 use super::build::Builder;
-use super::description;
 use super::linear::Linear;
 use super::native::{Gated, Native};
 use super::ops::{Function, Result, last_axis};
+use crate::decoder::description;
 
 /// down(function(gate(x)) × up(x)).
 #[derive(Clone, Debug)]

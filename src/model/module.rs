@@ -10,7 +10,6 @@ use super::attention::Attention;
 use super::batch::Pass;
 use super::build::Builder;
 use super::delta::GatedDelta;
-use super::description::Step;
 use super::latent::LatentAttention;
 use super::linear::Linear;
 use super::mamba::Mamba2;
@@ -20,6 +19,7 @@ use super::native::steps::{self, Held};
 use super::norm::Norm;
 use super::ops::{Function, Result, times};
 use super::short_conv::ShortConv;
+use crate::decoder::description::Step;
 
 /// One step of a layer: x in, x out.
 #[derive(Clone, Debug)]

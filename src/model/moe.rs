@@ -15,11 +15,11 @@ use mlx_rs::{Array, Dtype};
 
 use super::batch::Pass;
 use super::build::Builder;
-use super::description::{self, ExpertLayout, ExpertTensor};
 use super::linear::{Linear, Matrix};
 use super::module::{Module, run};
 use super::norm::Norm;
 use super::ops::{Function, Result, last_axis, one_more, soft_cap, times};
+use crate::decoder::description::{self, ExpertLayout, ExpertTensor};
 
 /// A mixture of experts.
 #[derive(Clone, Debug)]

@@ -7,9 +7,9 @@ use mlx_rs::Array;
 use mlx_rs::fast;
 
 use super::build::Builder;
-use super::description::{self, NormOrName};
 use super::native::{self, RmsNorm};
 use super::ops::Result;
+use crate::decoder::description::{self, NormOrName};
 
 /// A norm.
 #[derive(Clone, Debug)]

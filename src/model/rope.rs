@@ -25,9 +25,9 @@ use serde_json::Value as Json;
 
 use super::batch::Pass;
 use super::build::Builder;
-use super::description;
 use super::native::{self, Floats, Turn};
 use super::ops::{Result, last_axis};
+use crate::decoder::description;
 
 /// A rotation.
 #[derive(Clone, Debug)]

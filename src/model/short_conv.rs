@@ -9,11 +9,11 @@ use super::batch::Pass;
 use super::build::Builder;
 use super::conv::Conv;
 use super::delta::state_in;
-use super::description;
 use super::linear::Linear;
 use super::ops::{Result, join_rows, last_axis, row};
 use crate::cache::LayerCache;
 use crate::cache::state::{State, StateCache};
+use crate::decoder::description;
 
 /// A gated short convolution.
 #[derive(Clone, Debug)]

@@ -9,13 +9,13 @@ use serde_json::Value as Json;
 
 use super::batch::{Batch, Logits, Output, Pass};
 use super::build::Builder;
-use super::description::{Decoder, Expr};
 use super::embed::{Embed, Head};
 use super::module::{Module, run};
 use super::ops::Result as Computed;
 use super::source::TensorSource;
-use super::values::Scope;
 use crate::cache::{Cache, LayerCache};
+use crate::decoder::description::{Decoder, Expr};
+use crate::decoder::values::Scope;
 use crate::fault::{Code, Fault, Faults};
 
 /// How numbers are held and worked with: a property of the device.

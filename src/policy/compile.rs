@@ -15,9 +15,9 @@ use super::library::Entry;
 use super::pattern::{GlobId, Patterns, PatternsBuilder};
 use super::schedule::CompiledSchedule;
 use super::text::Step;
+use crate::decoder::description::Decoder;
 use crate::fault::{Code, Fault, Faults};
 use crate::format::{Format, Formats};
-use crate::model::description::Decoder;
 use crate::path;
 use crate::plan::RuleRef;
 

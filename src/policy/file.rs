@@ -7,7 +7,7 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::model::description::Decoder;
+use crate::decoder::description::Decoder;
 
 /// A policy file: how the tensors of an architecture are quantized, what the model can do, how
 /// its decoder is put together.

@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use lathe::cache::Cache;
-use lathe::model::description::{Decoder, Expr};
+use lathe::decoder::description::{Decoder, Expr};
 use lathe::model::{Batch, Compute, Folder, Logits, Model, Output, Row, load};
 use lathe::policy::{Library, Role};
 use mlx_rs::ops::indexing::TryIndexOp;

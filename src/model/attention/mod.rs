@@ -13,7 +13,6 @@ use mlx_rs::Array;
 
 use super::batch::Pass;
 use super::build::Builder;
-use super::description;
 use super::linear::Linear;
 use super::native;
 use super::norm::Norm;
@@ -22,6 +21,7 @@ use super::rope::Rope;
 use super::scores::Scores;
 use crate::cache::keys::KeyCache;
 use crate::cache::{Cache, LayerCache};
+use crate::decoder::description;
 
 /// Attention.
 #[derive(Clone, Debug)]
