@@ -89,7 +89,12 @@ picture: setup model ## look at the picture of a plan in headless Chromium (scre
 	cargo build
 	SCREENSHOTS=$(TARGET)/picture $(VENV) -m unittest discover --start-directory tests/reference --pattern test_picture.py --verbose
 
-lint: | .mlx/$(MLX_BACKEND)/.done ## check formatting, lints and what is generated
+.venv/.lint: scripts/lint.txt .venv/.pip
+	@$(RETRY) $(VENV) -m pip install --quiet -r $<
+	@touch $@
+
+lint: .venv/.lint | .mlx/$(MLX_BACKEND)/.done ## check formatting, spelling, lints and what is generated
+	.venv/bin/typos
 	cargo fmt --all --check
 	cargo clippy --all-targets -- -D warnings
 	cargo clippy --all-targets --no-default-features -- -D warnings

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 macro_rules! dtypes {
     ($($(#[doc = $doc:literal])* $name:ident = $text:literal, $bytes:literal, $class:ident;)+) => {
         /// The dtype of a tensor in a safetensors file.
+        #[allow(missing_docs, reason = "most names say all of it")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema)]
         pub enum Dtype { $($(#[doc = $doc])* #[serde(rename = $text)] $name,)+ }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::classify::{self, Classified};
-use crate::fault::{Fault, Faults};
+use crate::fault::{Code, Fault, Faults};
 use crate::plan::{Stock, architecture};
 use crate::policy::{Library, Policy, Role, fit};
 use crate::read::{self, Inventory};
@@ -64,10 +64,7 @@ pub fn with_policy(
         None => library.find(&architecture(&inventory.config)?, role),
         Some(name) => library.get(name).ok_or_else(|| {
             let near = crate::format::nearest(name, library.names());
-            let fault = crate::fault::Fault::new(
-                crate::fault::Code::NoPolicy,
-                format!("no policy is named `{name}`"),
-            );
+            let fault = Fault::new(Code::NoPolicy, format!("no policy is named `{name}`"));
             match near {
                 Some(near) => fault.help(format!("did you mean `{near}`?")),
                 None => fault.help("`lathe policy list` shows all"),

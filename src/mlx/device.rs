@@ -66,8 +66,8 @@ fn version() -> Result<String> {
     let mut text = unsafe { mlx_sys::mlx_string_new() };
     // SAFETY: `text` is a string of ours.
     let status = unsafe { mlx_sys::mlx_version(&mut text) };
-    // SAFETY: MLX's strings end in NUL, and this one is freed only below.
     let version = raw::check(status).map(|()| {
+        // SAFETY: MLX's strings end in NUL, and this one is freed only below.
         unsafe { CStr::from_ptr(mlx_sys::mlx_string_data(text)) }.to_string_lossy().into()
     });
     // SAFETY: made above, freed once.

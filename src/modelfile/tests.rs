@@ -144,9 +144,9 @@ mod round_trip {
             said in value(), temperature in -1e3f64..1e3, top_k in any::<i64>(),
         ) {
             let parameters = Parameters::from([
-                ("stop".into(), super::Value::Texts(vec![stop])),
-                ("temperature".into(), super::Value::Float(temperature)),
-                ("top_k".into(), super::Value::Int(top_k)),
+                ("stop".into(), Value::Texts(vec![stop])),
+                ("temperature".into(), Value::Float(temperature)),
+                ("top_k".into(), Value::Int(top_k)),
             ]);
             let file = Modelfile {
                 from: from.as_str().into(),

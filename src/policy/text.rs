@@ -346,18 +346,18 @@ mod tests {
     #[derive(Deserialize, Debug)]
     #[serde(deny_unknown_fields)]
     struct Sample {
-        #[allow(dead_code)]
+        #[allow(dead_code, reason = "only the names of keys matter here")]
         name: String,
-        #[allow(dead_code)]
+        #[allow(dead_code, reason = "only the names of keys matter here")]
         rules: Vec<Rule>,
     }
 
     #[derive(Deserialize, Debug)]
     #[serde(deny_unknown_fields)]
     struct Rule {
-        #[allow(dead_code)]
+        #[allow(dead_code, reason = "only the names of keys matter here")]
         id: String,
-        #[allow(dead_code)]
+        #[allow(dead_code, reason = "only the names of keys matter here")]
         bits: u32,
     }
 
