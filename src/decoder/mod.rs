@@ -1,9 +1,10 @@
 //! decoder: how a network is put together, as data: a policy's `decoder:` section.
 //!
 //! [`Decoder`] is what the file says; [`values`] evaluates its expressions over a model's
-//! `config.json`. Needs no MLX: `policy` reads it, `model` builds from it.
+//! `config.json`, [`rope`] makes frequencies of what a config says of rotary positions. Needs no MLX: `policy` reads it, `model` builds from it.
 
 pub mod description;
+pub mod rope;
 pub mod values;
 
 pub use description::Decoder;

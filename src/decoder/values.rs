@@ -21,6 +21,8 @@ use super::description::Expr;
 #[derive(Clone)]
 pub struct Scope {
     names: HashMap<String, Value>,
+    /// The objects whose keys are seen, those that hide others first, each with its path.
+    objects: Rc<Vec<(String, Json)>>,
     programs: Rc<RefCell<HashMap<String, Rc<Program>>>>,
 }
 
@@ -31,8 +33,12 @@ impl Scope {
     /// The keys of `config`, those of the objects in `inner` first.
     pub fn of_config(config: &Json, inner: &[String]) -> Scope {
         let mut names = HashMap::new();
-        let objects = inner.iter().filter_map(|name| config.get(name)).chain([config]);
-        for object in objects.filter_map(Json::as_object) {
+        let inner = inner.iter().filter_map(|name| Some((format!("{name}."), config.get(name)?)));
+        let objects: Vec<(String, Json)> = inner
+            .chain([(String::new(), config)])
+            .map(|(path, object)| (path, object.clone()))
+            .collect();
+        for object in objects.iter().filter_map(|(_, object)| object.as_object()) {
             for (key, value) in object {
                 let known = names.get(key).is_some_and(|value| !matches!(value, Value::Null));
                 if !known {
@@ -41,7 +47,21 @@ impl Scope {
             }
         }
         names.insert("config".into(), from_json(config));
-        Scope { names, programs: Rc::default() }
+        Scope { names, objects: Rc::new(objects), programs: Rc::default() }
+    }
+
+    /// The first of `keys` that is neither null nor an empty object, and its path in config.json;
+    /// an object that hides another is searched for all of them before it.
+    pub fn first_given(&self, keys: &[&str]) -> Option<(String, Json)> {
+        let is_empty = |value: &Json| match value {
+            Json::Null => true,
+            Json::Object(entries) => entries.is_empty(),
+            _ => false,
+        };
+        self.objects.iter().find_map(|(path, object)| {
+            let found = keys.iter().find_map(|key| Some((key, object.get(key)?)).filter(|(_, value)| !is_empty(value)));
+            found.map(|(key, value)| (format!("{path}{key}"), value.clone()))
+        })
     }
 
     /// Adds a name, hiding an older one.
@@ -147,15 +167,22 @@ impl Scope {
         }
     }
 
-    /// A JSON object.
-    pub fn object(&self, expr: &Expr) -> Result<Option<Json>, Reason> {
-        match self.value(expr)? {
-            None => Ok(None),
-            Some(value @ Value::Map(_)) => {
-                value.json().map(Some).map_err(|error| error.to_string())
+    /// A JSON object, and which alternative of the expression gives it.
+    pub fn object(&self, expr: &Expr) -> Result<Option<(String, Json)>, Reason> {
+        let Expr::Text(text) = expr else {
+            return Err(format!("{expr:?} should be an object"));
+        };
+        for alternative in alternatives(text) {
+            match self.evaluate(alternative)? {
+                None | Some(Value::Null) => {}
+                Some(value @ Value::Map(_)) => {
+                    let object = value.json().map_err(|error| error.to_string())?;
+                    return Ok(Some((alternative.to_owned(), object)));
+                }
+                Some(other) => return Err(wrong("an object", expr, &other)),
             }
-            Some(other) => Err(wrong("an object", expr, &other)),
         }
+        Ok(None)
     }
 }
 
@@ -271,6 +298,25 @@ mod tests {
         assert_eq!(float("none ?? missing"), Ok(None));
         assert_eq!(float("1.0 / sqrt(hidden)"), Ok(Some(0.125)));
         assert_eq!(float("pow(heads, -0.5)"), Ok(Some(0.5)));
+    }
+
+    #[test]
+    fn objects_say_where_they_stand() {
+        let config = json!({
+            "rope_scaling": {"at": "top"}, "inner": {"rope_parameters": {"at": "inner"}, "rope_scaling": {}},
+            "by": {"full": {"at": "by"}},
+        });
+        let scope = Scope::of_config(&config, &["inner".into()]);
+        let keys = ["rope_scaling", "rope_parameters"];
+        let (path, object) = scope.first_given(&keys).unwrap();
+        assert_eq!((path.as_str(), &object["at"]), ("inner.rope_parameters", &json!("inner")));
+        assert_eq!(Scope::of_config(&config, &[]).first_given(&keys).unwrap().0, "rope_scaling");
+        assert_eq!(scope.first_given(&["rope"]), None);
+        let of = |text: &str| scope.object(&Expr::Text(text.into()));
+        let (path, object) = of("by.sliding ?? by[\"full\"] ?? inner").unwrap().unwrap();
+        assert_eq!((path.as_str(), &object["at"]), ("by[\"full\"]", &json!("by")));
+        assert_eq!(of("by.sliding ?? none"), Ok(None));
+        assert!(of("1 + 1").unwrap_err().contains("should be an object"));
     }
 
     #[test]

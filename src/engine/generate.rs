@@ -72,11 +72,31 @@ fn rate(tokens: usize, time: Duration) -> f64 {
 /// What a conversation leaves in memory, so that its next turn runs only what is new.
 #[derive(Default)]
 pub struct Session {
-    /// The cache, and the tokens in it.
+    held: Held,
+    /// The same as it was at the end of the last prompt, for models that cannot go back there.
+    prompt: Option<Held>,
+}
+
+/// Tokens that have been run.
+#[derive(Clone, Default)]
+struct Held {
     cache: Option<Cache>,
+    /// Those in it.
     tokens: Vec<u32>,
-    /// The cache as it was at the end of the last prompt, for models that cannot go back there.
-    prompt: Option<(usize, Cache)>,
+    /// Length of the sequence as which the first of them were run together: as many of them, or
+    /// more. Each of the others was run when the sequence ended with it.
+    whole: usize,
+}
+
+impl Held {
+    /// Whether its first `count` tokens are those that a run of `prompt` needs: the same, still
+    /// there, and turned as those of a sequence of that length.
+    fn serves(&self, model: &Model, prompt: &[u32], count: usize) -> bool {
+        let alike = model.turns_alike(self.whole, prompt.len())
+            && (count <= self.whole || model.turns_alike(count, prompt.len()));
+        let reaches = self.cache.as_ref().is_some_and(|cache| cache.reaches(count));
+        alike && reaches && count < prompt.len() && prompt.starts_with(&self.tokens[..count])
+    }
 }
 
 impl Session {
@@ -87,27 +107,46 @@ impl Session {
 
     /// Bytes held by the cache.
     pub fn bytes(&self) -> usize {
-        self.cache.as_ref().map_or(0, Cache::bytes)
+        self.held.cache.as_ref().map_or(0, Cache::bytes)
     }
 
     /// Goes back to the longest beginning that the prompt shares with what is held, and leaves at
     /// least one token to run. Gives the number of tokens that need not be run again.
     fn reuse(&mut self, model: &Model, prompt: &[u32]) -> Result<usize, Fault> {
-        let shared = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let shared = self.held.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         let shared = shared.min(prompt.len() - 1);
-        if let Some(cache) = self.cache.as_mut().filter(|cache| cache.reaches(shared)) {
-            cache.rollback(shared)?;
-            self.tokens.truncate(shared);
-            return Ok(shared);
+        let earlier = self.prompt.take().map(|held| (held.tokens.len(), held));
+        let mut found = std::iter::once((shared, std::mem::take(&mut self.held))).chain(earlier);
+        let found = found.find(|(count, held)| held.serves(model, prompt, *count));
+        let (count, mut held) = found.unwrap_or_default();
+        held.cache.get_or_insert_with(|| model.new_cache()).rollback(count)?;
+        held.tokens.truncate(count);
+        held.whole = prompt.len();
+        self.held = held;
+        Ok(count)
+    }
+
+    /// Runs tokens that only fill the cache, in chunks; false when it was stopped between them.
+    fn fill(&mut self, model: &Model, tokens: &[u32], go_on: &dyn Fn() -> bool) -> Result<bool, Fault> {
+        for chunk in tokens.chunks(CHUNK) {
+            if !go_on() {
+                return Ok(false);
+            }
+            step(model, self, chunk, None)?;
         }
-        if let Some((offset, cache)) = self.prompt.take().filter(|(offset, _)| *offset <= shared) {
-            self.tokens.truncate(offset);
-            self.cache = Some(cache);
-            return Ok(offset);
+        Ok(true)
+    }
+
+    /// Where the model turns what it has been shown otherwise from the next token on, runs that
+    /// again; false when it was stopped meanwhile.
+    fn keep_up(&mut self, model: &Model, go_on: &dyn Fn() -> bool) -> Result<bool, Fault> {
+        let length = self.held.tokens.len() + 1;
+        if !model.runs_again(self.held.whole, length) {
+            return Ok(true);
         }
-        self.clear();
-        self.cache = Some(model.new_cache());
-        Ok(0)
+        let held = std::mem::take(self).held;
+        self.held.whole = length;
+        self.fill(model, &held.tokens, go_on)
     }
 }
 
@@ -138,22 +177,19 @@ pub(super) fn generate(
         Statistics { prompt_tokens: prompt.len(), reused_tokens: reused, ..Default::default() };
     sampler.prompt(prompt);
     // Every token but the last only fills the cache.
-    for chunk in prompt[reused..prompt.len() - 1].chunks(CHUNK) {
-        if !go_on() {
-            return Ok((Reason::Cancelled, statistics));
-        }
-        step(model, session, chunk, None)?;
+    if !session.fill(model, &prompt[reused..prompt.len() - 1], go_on)? {
+        return Ok((Reason::Cancelled, statistics));
     }
     let cannot_go_back = |cache: &Cache| cache.offset() > 0 && !cache.reaches(cache.offset() - 1);
-    session.prompt = session
-        .cache
-        .as_ref()
-        .filter(|cache| cannot_go_back(cache))
-        .map(|cache| (cache.offset(), cache.snapshot()));
+    let held = &session.held;
+    session.prompt = held.cache.as_ref().is_some_and(cannot_go_back).then(|| held.clone());
     let mut next = prompt[prompt.len() - 1];
     let mut first = begin;
     let mut logits = Vec::new();
     loop {
+        if !session.keep_up(model, go_on)? {
+            return Ok((Reason::Cancelled, statistics));
+        }
         step(model, session, &[next], Some(&mut logits))?;
         let choice = sampler.sample(&mut logits)?;
         let now = Instant::now();
@@ -172,7 +208,7 @@ pub(super) fn generate(
         if let ControlFlow::Break(reason) = on_token(&choice) {
             return Ok((reason, statistics));
         }
-        let full = session.tokens.len() + 1 >= limits.context;
+        let full = session.held.tokens.len() + 1 >= limits.context;
         if statistics.answer_tokens >= limits.max_tokens || full {
             return Ok((Reason::Length, statistics));
         }
@@ -187,10 +223,12 @@ fn step(
     tokens: &[u32],
     logits: Option<&mut Vec<f32>>,
 ) -> Result<(), Fault> {
-    let position = session.tokens.len();
-    let cache = session.cache.get_or_insert_with(|| model.new_cache());
+    let Held { cache, tokens: before, whole } = &mut session.held;
+    let cache = cache.get_or_insert_with(|| model.new_cache());
     let wanted = if logits.is_some() { Logits::Last } else { Logits::None };
-    let output = model.forward(&Batch::one(tokens, position, wanted), &mut [&mut *cache]);
+    let mut batch = Batch::one(tokens, before.len(), wanted);
+    batch.rows[0].whole = *whole;
+    let output = model.forward(&batch, &mut [&mut *cache]);
     // A pass that failed half-way leaves layers at different offsets.
     let evaluated = output.and_then(|output| {
         let arrays: Vec<&Array> = output.logits.iter().chain(cache.arrays()).collect();
@@ -198,7 +236,7 @@ fn step(
         logits.map_or(Ok(()), |logits| last_row(output.logits.as_ref(), logits))
     });
     match evaluated {
-        Ok(()) => session.tokens.extend_from_slice(tokens),
+        Ok(()) => session.held.tokens.extend_from_slice(tokens),
         Err(_) => session.clear(),
     }
     evaluated

@@ -17,12 +17,35 @@ pub struct Row {
     pub tokens: Vec<u32>,
     /// Position of the first: the offset of the sequence's cache.
     pub position: usize,
+    /// Tokens that its sequence has once the whole prompt has been run that these are a part of:
+    /// rotations that depend on the length go by it. Less than there are after this pass means
+    /// just those.
+    pub whole: usize,
     /// Which sequence it is; for the caller's own use.
     pub sequence: u64,
     /// Offsets (numbers of tokens, counted from the start of the sequence) at which recurrent
     /// layers store their state, so that the cache can go back there. Ascending, each above
     /// `position` and below the offset after the pass, or equal to `position`.
     pub snapshots: Vec<usize>,
+}
+
+/// Where a row's tokens stand in their sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Span {
+    /// Position of the first.
+    pub position: usize,
+    /// How many there are.
+    pub tokens: usize,
+    /// How many the whole sequence has, at least up to the end of these.
+    pub whole: usize,
+}
+
+impl Row {
+    /// Where its tokens stand.
+    pub fn span(&self) -> Span {
+        let (position, tokens) = (self.position, self.tokens.len());
+        Span { position, tokens, whole: self.whole.max(position + tokens) }
+    }
 }
 
 /// Which positions' logits a pass works out: the head is the largest product of a small model.
@@ -92,8 +115,8 @@ pub struct Pass<'a, 'c> {
     pub per_layer: Option<Array>,
     /// Keys and values that later layers read too, by layer, one for each row.
     pub seen: HashMap<usize, Vec<Seen>>,
-    /// Rotations by (rope, position, length).
-    pub rotations: HashMap<(usize, usize, usize), Rc<Angles>>,
+    /// Rotations by rope and place.
+    pub rotations: HashMap<(usize, Span), Rc<Angles>>,
     masks: HashMap<(usize, usize, usize, usize), Array>,
 }
 

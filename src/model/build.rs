@@ -65,7 +65,20 @@ impl<'a> Builder<'a> {
 
     /// Notes a fault of the description or the model.
     pub fn fault(&mut self, message: impl Into<String>) {
-        self.faults.push(Fault::new(Code::Decoder, message));
+        self.once(Fault::new(Code::Decoder, message));
+    }
+
+    /// The same, with what to do about it.
+    pub fn fault_with_help(&mut self, message: impl Into<String>, help: impl Into<String>) {
+        self.once(Fault::new(Code::Decoder, message).help(help));
+    }
+
+    /// What is wrong with a config is wrong in every layer: it is told once.
+    fn once(&mut self, fault: Fault) {
+        let told = |known: &Fault| known.message == fault.message && known.tensor.is_none();
+        if !self.faults.0.iter().any(told) {
+            self.faults.push(fault);
+        }
     }
 
     fn note<T>(&mut self, result: Result<T, Reason>, what: &str) -> Option<T> {
@@ -281,8 +294,11 @@ impl<'a> Builder<'a> {
 
     /// One rope for all modules that rotate alike.
     pub fn shared_rope(&mut self, mut rope: Rope) -> Rope {
-        if let Some(known) = self.ropes.iter().find(|known| known.same(&rope)) {
-            return known.clone();
+        for known in &self.ropes {
+            rope.id = known.id;
+            if *known == rope {
+                return rope;
+            }
         }
         rope.id = self.ropes.len();
         self.ropes.push(rope.clone());
@@ -318,9 +334,9 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The caches' slots, if there is no fault.
-    pub fn finish(self) -> Result<Vec<LayerCache>, Faults> {
-        self.faults.or(self.slots)
+    /// The caches' slots and the different rotations, if there is no fault.
+    pub fn finish(self) -> Result<(Vec<LayerCache>, Vec<Rope>), Faults> {
+        self.faults.or((self.slots, self.ropes))
     }
 }
 

@@ -98,7 +98,7 @@ impl LatentAttention {
             mlx_rs::transforms::eval([&keys, &values])?;
             Ok((keys, values))
         })?;
-        let scale = (f64::from(nope_dim) + rope_dim as f64).powf(-0.5) * rope.score_factor;
+        let scale = (f64::from(nope_dim) + rope_dim as f64).powf(-0.5) * rope.rotation.score_factor;
         let scale = to.float_or(&attention.scale, scale)? as f32;
         Some(LatentAttention {
             q: q?,
@@ -137,19 +137,17 @@ impl LatentAttention {
         let key = last_axis(&down, self.rank, self.rank + self.rope_dim)?;
         let mut rows = Vec::with_capacity(batch as usize);
         for index in 0..batch as usize {
-            let (tokens, position) = {
-                let row = &pass.batch.rows[index];
-                (row.tokens.len(), row.position)
-            };
+            let span = pass.batch.rows[index].span();
+            let (tokens, position) = (span.tokens, span.position);
             let q = row(&q, index, tokens, 2)?;
             let turned = last_axis(&q, self.nope_dim, dim)?;
-            let turned = self.rope.apply(&turned, position, pass)?;
+            let turned = self.rope.apply(&turned, span, pass)?;
             let still = last_axis(&q, 0, self.nope_dim)?.matmul(&self.to_keys)?;
             let queries = concatenate(&[still, turned], -1)?;
 
             let latent = row(&latent, index, tokens, 1)?.expand_dims(1)?;
             let key = row(&key, index, tokens, 1)?.expand_dims(1)?;
-            let key = self.rope.apply(&key, position, pass)?;
+            let key = self.rope.apply(&key, span, pass)?;
             let kept = concatenate(&[latent, key], -1)?;
             let seen = keys_in(pass.caches[index], self.slot)?.append(&kept, None)?;
             let values = last_axis(&seen.keys, 0, self.rank)?;

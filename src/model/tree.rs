@@ -12,6 +12,7 @@ use super::build::Builder;
 use super::embed::{Embed, Head};
 use super::module::{Module, run};
 use super::ops::Result as Computed;
+use super::rope::Rope;
 use super::source::TensorSource;
 use crate::cache::{Cache, LayerCache};
 use crate::decoder::description::{Decoder, Expr};
@@ -50,6 +51,8 @@ pub struct Model {
     norm: Vec<Module>,
     head: Head,
     slots: Vec<LayerCache>,
+    /// The different ones.
+    ropes: Vec<Rope>,
     context: Option<usize>,
     native_bytes: usize,
 }
@@ -93,12 +96,15 @@ pub fn load(
     let shared = to.read_by_others.clone();
     layers.iter_mut().flatten().for_each(|step| step.share(&shared));
     let native_bytes = to.native_bytes;
-    let slots = to.finish()?;
+    let (slots, ropes) = to.finish()?;
     let (Some(embed), Some(head)) = (embed, head) else {
         return Err(Fault::new(Code::Internal, "a model without faults lacks an end").into());
     };
     let context = context.and_then(|context| usize::try_from(context).ok()).filter(|&c| c > 0);
-    Ok(Model { embed, layers, norm, head, slots, context, native_bytes })
+    // A rotation may stretch it further than the config's own number says.
+    let reach = ropes.iter().filter_map(|rope| rope.rotation.reach).max();
+    let context = context.map(|context| context.max(reach.unwrap_or(0)));
+    Ok(Model { embed, layers, norm, head, slots, ropes, context, native_bytes })
 }
 
 fn set_values<'a>(
@@ -167,7 +173,19 @@ impl Model {
         Cache::new(self.slots.clone())
     }
 
-    /// The trained context in tokens, where the config says.
+    /// Whether tokens of sequences of `one` and `other` tokens are turned alike: if not, what one
+    /// has in its cache is no use for the other.
+    pub fn turns_alike(&self, one: usize, other: usize) -> bool {
+        self.ropes.iter().all(|rope| rope.rotation.is_same_of(one, other))
+    }
+
+    /// Whether a sequence that was turned as one of `from` tokens is run again when it has `to`.
+    pub fn runs_again(&self, from: usize, to: usize) -> bool {
+        let changes = |rope: &Rope| rope.run_again && !rope.rotation.is_same_of(from, to);
+        self.ropes.iter().any(changes)
+    }
+
+    /// The context in tokens, trained or stretched to, where the config says.
     pub fn context(&self) -> Option<usize> {
         self.context
     }

@@ -11,7 +11,8 @@ use super::{Activation, Expr, Norm};
 pub struct Rope {
     /// Only where this holds.
     pub when: Option<Expr>,
-    /// The config's object with `rope_type` and what belongs to it, in the old form or the new.
+    /// The config's object with `rope_type` and what belongs to it, in the old form or the new;
+    /// when not said, `rope_scaling`, or `rope_parameters` where that is null or empty.
     pub parameters: Option<Expr>,
     /// The base, where `parameters` does not give it.
     pub theta: Option<Expr>,
@@ -19,6 +20,14 @@ pub struct Rope {
     pub partial: Option<Expr>,
     /// Whether neighbours are paired rather than halves.
     pub interleaved: Option<Expr>,
+    /// The length that the config gives the model; `max_position_embeddings` when not said.
+    pub context: Option<Expr>,
+    /// The length trained first, which wins over that of `parameters`;
+    /// `original_max_position_embeddings` when not said.
+    pub original: Option<Expr>,
+    /// Whether a sequence that outgrows the trained length is run again, all of it turned as the
+    /// longer one is (Phi-3); without it, what stands in the cache stays as it was turned.
+    pub run_again: Option<Expr>,
 }
 
 /// Attention.

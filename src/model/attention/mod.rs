@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use mlx_rs::Array;
 
-use super::batch::Pass;
+use super::batch::{Pass, Span};
 use super::build::Builder;
 use super::linear::Linear;
 use super::native;
@@ -315,15 +315,12 @@ impl Attention {
 
     /// One row's, turned.
     fn heads_of_row(&self, split: &Split, index: usize, pass: &mut Pass) -> Result<Heads> {
-        let (tokens, position) = {
-            let row = &pass.batch.rows[index];
-            (row.tokens.len(), row.position)
-        };
-        let queries = row(&split.heads.queries, index, tokens, 2)?;
-        let queries = self.rotate(&queries, position, pass)?;
+        let span = pass.batch.rows[index].span();
+        let tokens = span.tokens;
+        let queries = self.rotate(&row(&split.heads.queries, index, tokens, 2)?, span, pass)?;
         let own = match &split.heads.own {
             Some((keys, values)) => {
-                let keys = self.rotate(&row(keys, index, tokens, 2)?, position, pass)?;
+                let keys = self.rotate(&row(keys, index, tokens, 2)?, span, pass)?;
                 Some((keys, row(values, index, tokens, 2)?))
             }
             None => None,
@@ -368,9 +365,9 @@ impl Attention {
         heads_first(&split)
     }
 
-    fn rotate(&self, x: &Array, position: usize, pass: &mut Pass) -> Result<Array> {
+    fn rotate(&self, x: &Array, span: Span, pass: &mut Pass) -> Result<Array> {
         match &self.rope {
-            Some(rope) => rope.apply(x, position, pass),
+            Some(rope) => rope.apply(x, span, pass),
             None => Ok(x.clone()),
         }
     }

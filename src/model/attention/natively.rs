@@ -105,7 +105,7 @@ impl Attention {
         let size = [self.kv_heads, self.head_dim];
         let lines = batch.rows.iter().enumerate().map(|(index, row)| {
             let (tokens, position) = (row.tokens.len(), row.position);
-            let turn = self.rope.as_ref().map(|rope| rope.turn(position, tokens, pass));
+            let turn = self.rope.as_ref().map(|rope| rope.turn(row.span(), pass));
             let long = self.long_scale.and_then(|long| long.factors(position, tokens));
             let (held, at, seen, start) = match &self.keys {
                 Keys::Own { slot, .. } => {

@@ -1,0 +1,629 @@
+//! Rotary positions (Su et al. 2021): what a config says of them in, frequencies out.
+//!
+//! A head's first 2·n elements are rotated in pairs: pair i at position p by the angle p × f(i).
+//! The kinds of [`KINDS`] differ in the frequencies f, and in a factor on the result. Of two of
+//! them f depends on the length of the whole sequence: `dynamic` and `longrope`.
+//!
+//! What a config says has to have one meaning. Where a reader could take it in two ways, or takes
+//! what `transformers` fails on, reading fails with both ([`Unclear`]).
+
+use std::borrow::Cow;
+use std::f64::consts::PI;
+
+use serde_json::Value as Json;
+
+use super::description::{self, Expr};
+use super::values::{self, Scope};
+
+/// A kind of rotation.
+pub struct Kind {
+    /// What `rope_type` calls it; the first name is the usual one.
+    pub names: &'static [&'static str],
+    /// What it is, for people.
+    pub about: &'static str,
+    /// The keys that it reads beside those of [`ALL_READ`].
+    pub keys: &'static [&'static str],
+    make: fn(&Given) -> Result<Rotation, Unclear>,
+}
+
+/// The kinds, and all that is said of them: errors, the schema and `docs/decoder.md` quote it.
+pub const KINDS: &[Kind] = &[
+    Kind {
+        names: &["default", "mrope"],
+        about: "f(i) = θ^(-2i/d) (Su et al. 2021); `mrope` is the same for text",
+        keys: &["mrope_section", "mrope_interleaved"],
+        make: |given| Ok(Rotation::of(given.plain()?)),
+    },
+    Kind {
+        names: &["linear"],
+        about: "all frequencies / `factor` (Chen et al. 2023)",
+        keys: &["factor"],
+        make: linear,
+    },
+    Kind {
+        names: &["dynamic"],
+        about: "beyond the trained length θ grows with the length of the sequence (NTK, 2023)",
+        keys: &["factor"],
+        make: dynamic,
+    },
+    Kind {
+        names: &["llama3"],
+        about: "low frequencies / `factor`, smoothly between (Llama 3.1, 2024)",
+        keys: &["factor", "low_freq_factor", "high_freq_factor", ORIGINAL],
+        make: llama3,
+    },
+    Kind {
+        names: &["yarn"],
+        about: "interpolated by a ramp over frequencies, and a factor on the result (Peng et al. 2023)",
+        keys: &[
+            "factor",
+            ORIGINAL,
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+        ],
+        make: yarn,
+    },
+    Kind {
+        names: &["longrope", "su"],
+        about: "each frequency / a number of its own, one list up to the trained length and one \
+                beyond it (Ding et al. 2024; Phi-3)",
+        keys: &["factor", ORIGINAL, "short_factor", "long_factor", "attention_factor"],
+        make: longrope,
+    },
+    Kind {
+        names: &["proportional"],
+        about: "only the first part of the pairs turns, as in a rotation of all (Gemma 4)",
+        keys: &["factor"],
+        make: proportional,
+    },
+];
+
+/// Keys that every kind reads.
+pub const ALL_READ: &[&str] = &["rope_type", "type", "rope_theta", "partial_rotary_factor"];
+
+const ORIGINAL: &str = "original_max_position_embeddings";
+
+/// Keys that say nothing of a scale, beside which no type is needed.
+const WITHOUT_TYPE: &[&str] = &["mrope_section", "mrope_interleaved", ORIGINAL];
+
+impl Kind {
+    fn named(name: &str) -> Option<&'static Kind> {
+        KINDS.iter().find(|kind| kind.names.contains(&name))
+    }
+
+    /// All names, for people.
+    pub fn all_names() -> String {
+        let names: Vec<&str> = KINDS.iter().flat_map(|kind| kind.names).copied().collect();
+        names.join(", ")
+    }
+
+    /// The table of `docs/decoder.md`.
+    pub fn table() -> String {
+        let rows = KINDS.iter().map(|kind| {
+            let names: Vec<String> = kind.names.iter().map(|name| format!("`{name}`")).collect();
+            let keys: Vec<String> = kind.keys.iter().map(|key| format!("`{key}`")).collect();
+            format!("| {} | {} | {} |", names.join(", "), kind.about, keys.join(", "))
+        });
+        let head = ["| `rope_type` | | its keys |".to_owned(), "|---|---|---|".to_owned()];
+        head.into_iter().chain(rows).collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// Why what a config says cannot be taken as it stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Unclear {
+    /// What it says, where, and how that can be read.
+    pub what: String,
+    /// What to do.
+    pub help: String,
+}
+
+/// What a config says of a rotation.
+#[derive(Clone, Debug)]
+pub struct Given {
+    /// Where the object stands in config.json.
+    pub path: String,
+    /// The object; null when there is none.
+    pub parameters: Json,
+    /// The base, where the object does not give it.
+    pub theta: Option<f64>,
+    /// Which part of a head is rotated, where the object does not say.
+    pub partial: f64,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// The length that the config gives the model, in tokens (`max_position_embeddings`).
+    pub context: Option<f64>,
+    /// The length trained first, where it stands beside the object. It then wins over the
+    /// object's.
+    pub original: Option<f64>,
+}
+
+/// A rotation: the angles of each pair by position, for sequences of any length.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rotation {
+    /// Of sequences up to the trained length, or of all.
+    frequencies: Vec<f32>,
+    /// On cosines and sines.
+    factor: f32,
+    beyond: Beyond,
+    /// What latent attention multiplies its scores by: the square of YaRN's factor for all
+    /// dimensions (DeepSeek-V2), else 1.
+    pub score_factor: f64,
+    /// The length in tokens that the kind stretches the trained one to, where it says so itself.
+    pub reach: Option<usize>,
+}
+
+/// What changes with the length of a sequence.
+#[derive(Clone, Debug, PartialEq)]
+enum Beyond {
+    /// Nothing.
+    Same,
+    /// Other frequencies beyond the trained length.
+    Long { trained: usize, frequencies: Vec<f32> },
+    /// Frequencies of a base that grows with each token beyond the trained length.
+    Dynamic { trained: usize, factor: f64, theta: f64, dims: f64 },
+}
+
+impl Rotation {
+    /// Reads what a config says.
+    ///
+    /// # Errors
+    /// When it has no single meaning, or lacks what its kind needs.
+    pub fn read(given: &Given) -> Result<Rotation, Unclear> {
+        (given.kind()?.make)(given)
+    }
+
+    /// Pairs that are turned.
+    pub fn pairs(&self) -> usize {
+        self.frequencies.len()
+    }
+
+    /// The frequencies of all pairs, and the factor on cosines and sines, in a sequence of
+    /// `length` tokens.
+    pub fn of_length(&self, length: usize) -> (Cow<'_, [f32]>, f32) {
+        let frequencies = match &self.beyond {
+            Beyond::Long { trained, frequencies } if length > *trained => frequencies.into(),
+            Beyond::Dynamic { trained, factor, theta, dims } if length > *trained => {
+                let grown = factor * length as f64 / *trained as f64 - (factor - 1.0);
+                let theta = theta * grown.powf(dims / (dims - 2.0));
+                narrowed(powers(theta, *dims, self.pairs())).into()
+            }
+            _ => self.frequencies.as_slice().into(),
+        };
+        (frequencies, self.factor)
+    }
+
+    /// Whether sequences of both lengths are turned alike.
+    pub fn is_same_of(&self, one: usize, other: usize) -> bool {
+        match &self.beyond {
+            Beyond::Same => true,
+            Beyond::Long { trained, .. } => (one > *trained) == (other > *trained),
+            Beyond::Dynamic { trained, .. } => one.max(*trained) == other.max(*trained),
+        }
+    }
+}
+
+/// θ^(-2i/d).
+fn powers(theta: f64, dims: f64, pairs: usize) -> Vec<f64> {
+    (0..pairs).map(|i| theta.powf(-2.0 * i as f64 / dims)).collect()
+}
+
+fn narrowed(frequencies: Vec<f64>) -> Vec<f32> {
+    frequencies.into_iter().map(|frequency| frequency as f32).collect()
+}
+
+/// Where a config gives the object when the description does not say: the first that is there.
+const USUAL: [&str; 2] = ["rope_scaling", "rope_parameters"];
+
+impl Given {
+    /// What `scope`, where the description stands, says of the rotation of heads of `head_dim`
+    /// elements.
+    ///
+    /// # Errors
+    /// When an expression has no value of the right type.
+    pub fn of(
+        scope: &Scope,
+        rope: &description::Rope,
+        head_dim: usize,
+    ) -> Result<Given, values::Reason> {
+        let found = match &rope.parameters {
+            None => scope.first_given(&USUAL),
+            Some(expr) => scope.object(expr)?,
+        };
+        let (path, parameters) = found.unwrap_or_else(|| (USUAL[1].into(), Json::Null));
+        let number = |expr: &Option<Expr>| match expr {
+            Some(expr) => scope.float(expr),
+            None => Ok(None),
+        };
+        let or = |expr: &Option<Expr>, usual: &str| match expr {
+            Some(expr) => scope.float(expr),
+            None => scope.float(&Expr::Text(usual.into())),
+        };
+        Ok(Given {
+            path,
+            parameters,
+            theta: number(&rope.theta)?,
+            partial: number(&rope.partial)?.unwrap_or(1.0),
+            head_dim,
+            context: or(&rope.context, "max_position_embeddings")?,
+            original: or(&rope.original, ORIGINAL)?,
+        })
+    }
+
+    fn unclear(&self, what: impl std::fmt::Display, help: impl Into<String>) -> Unclear {
+        Unclear { what: format!("{} of the config {what}", self.path), help: help.into() }
+    }
+
+    fn value(&self, key: &str) -> Option<&Json> {
+        self.parameters.get(key).filter(|value| !value.is_null())
+    }
+
+    /// A number that is there; what is there and no number is an error.
+    fn number(&self, key: &str) -> Result<Option<f64>, Unclear> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        let wrong = || {
+            let what = format!("gives `{key}: {value}`, and it should be a number");
+            self.unclear(what, "correct config.json")
+        };
+        value.as_f64().map(Some).ok_or_else(wrong)
+    }
+
+    fn needed(&self, key: &str) -> Result<f64, Unclear> {
+        self.number(key)?.ok_or_else(|| {
+            let what = format!("says `rope_type: {}` and lacks `{key}`", self.kind_name());
+            self.unclear(what, format!("add `{key}` to config.json: transformers needs it too"))
+        })
+    }
+
+    /// A number above 0 that must be there.
+    fn positive(&self, key: &str) -> Result<f64, Unclear> {
+        let value = self.needed(key)?;
+        if value > 0.0 {
+            return Ok(value);
+        }
+        Err(self.unclear(format!("gives `{key}: {value}`, and it should be above 0"), MEND))
+    }
+
+    fn kind_name(&self) -> &str {
+        let name = self.value("rope_type").or_else(|| self.value("type"));
+        name.and_then(Json::as_str).unwrap_or("default")
+    }
+
+    /// The kind, if the object names one in one way only.
+    fn kind(&self) -> Result<&'static Kind, Unclear> {
+        let entries = match &self.parameters {
+            Json::Object(entries) => entries,
+            Json::Null => return Ok(&KINDS[0]),
+            other => {
+                let what = format!("is {other}, and it should be an object with `rope_type`");
+                return Err(self.unclear(what, MEND));
+            }
+        };
+        if let Some((inner, _)) = entries.iter().find(|(_, value)| value.is_object()) {
+            return Err(self.unclear(
+                format!(
+                    "holds an object for a kind of layer (`{inner}`), and this decoder reads one \
+                     for all layers: `{inner}` could be meant for all, or for none (transformers \
+                     then takes the plain rotation)"
+                ),
+                "move what is in it one level up in config.json, or let the policy's \
+                 `rope.parameters` ask by the kind of layer",
+            ));
+        }
+        if let (Some(Json::Null), old) = (entries.get("rope_type"), self.value("type")) {
+            let other = old.map_or("absent (the plain rotation)".into(), |old| format!("{old}"));
+            return Err(self.unclear(
+                format!(
+                    "gives `rope_type: null`: it could be taken as {other}, and as null, on which \
+                     transformers fails"
+                ),
+                "name one kind in `rope_type`, or leave it out of config.json",
+            ));
+        }
+        let name = self.kind_name();
+        if let (Some(new), Some(old)) = (self.value("rope_type"), self.value("type"))
+            && new != old
+            && Kind::named(new.as_str().unwrap_or("")).map(|kind| kind.names)
+                != Kind::named(old.as_str().unwrap_or("")).map(|kind| kind.names)
+        {
+            return Err(self.unclear(
+                format!(
+                    "says `rope_type: {new}` and `type: {old}`: transformers takes the first, and \
+                     others the second"
+                ),
+                "leave one of the two in config.json",
+            ));
+        }
+        let untyped = self.value("rope_type").or_else(|| self.value("type")).is_none();
+        let scales = KINDS.iter().flat_map(|kind| kind.keys).find(|key| {
+            untyped && !WITHOUT_TYPE.contains(key) && self.value(key).is_some()
+        });
+        if let Some(key) = scales {
+            return Err(self.unclear(
+                format!(
+                    "gives `{key}` and no `rope_type`: a kind that it belongs to could be meant, \
+                     or the plain rotation, which transformers takes"
+                ),
+                format!("name the kind in config.json (known are {}), or leave `{key}` out", Kind::all_names()),
+            ));
+        }
+        for key in ["rope_theta", "partial_rotary_factor"] {
+            if entries.get(key).is_some_and(Json::is_null) {
+                return Err(self.unclear(
+                    format!(
+                        "gives `{key}: null`: the value beside the object could be meant, or none, \
+                         on which transformers fails"
+                    ),
+                    format!("give `{key}` a number in config.json, or leave it out"),
+                ));
+            }
+        }
+        Kind::named(name).ok_or_else(|| {
+            self.unclear(
+                format!("says `rope_type: {name}`, which is not known"),
+                format!("known are {}", Kind::all_names()),
+            )
+        })
+    }
+
+    fn theta(&self) -> Result<f64, Unclear> {
+        match self.number("rope_theta")?.or(self.theta) {
+            Some(theta) if theta > 0.0 => Ok(theta),
+            Some(theta) => {
+                Err(self.unclear(format!("gives `rope_theta: {theta}`, and it should be above 0"), MEND))
+            }
+            None => Err(Unclear {
+                what: "the config gives no base for rotary positions (`rope_theta`)".into(),
+                help: "add it to config.json, or a default to `rope.theta` of the policy".into(),
+            }),
+        }
+    }
+
+    /// Elements of a head that are turned.
+    fn dims(&self) -> Result<f64, Unclear> {
+        let partial = self.number("partial_rotary_factor")?.unwrap_or(self.partial);
+        if (0.0..=1.0).contains(&partial) {
+            return Ok((self.head_dim as f64 * partial).floor());
+        }
+        let what = format!("has {partial} of a head rotated, and it should be from 0 to 1");
+        Err(self.unclear(what, MEND))
+    }
+
+    fn plain(&self) -> Result<Vec<f64>, Unclear> {
+        let dims = self.dims()?;
+        // An odd number of elements makes a last pair of its own, as in transformers.
+        Ok(powers(self.theta()?, dims, (dims / 2.0).ceil() as usize))
+    }
+
+    fn context(&self) -> Result<f64, Unclear> {
+        self.context.filter(|&context| context > 0.0).ok_or_else(|| {
+            let what = format!(
+                "says `rope_type: {}`, and the config gives no length to go with it \
+                 (`max_position_embeddings`)",
+                self.kind_name()
+            );
+            self.unclear(what, "add it to config.json")
+        })
+    }
+
+    /// The length trained first: beside the object, in it, or the only one that there is.
+    fn trained(&self) -> Result<f64, Unclear> {
+        match self.original.filter(|&original| original > 0.0) {
+            Some(beside) => Ok(beside),
+            None => match self.number(ORIGINAL)? {
+                Some(inside) if inside > 0.0 => Ok(inside),
+                _ => self.context(),
+            },
+        }
+    }
+
+    /// `factor`, or what the lengths make it where it is absent or null.
+    fn factor_or_ratio(&self) -> Result<f64, Unclear> {
+        match self.number("factor")? {
+            Some(factor) => Ok(factor),
+            None => Ok(self.context()? / self.trained()?),
+        }
+    }
+}
+
+/// What to do about a number that cannot be meant.
+const MEND: &str = "correct config.json";
+
+fn linear(given: &Given) -> Result<Rotation, Unclear> {
+    let factor = given.positive("factor")?;
+    Ok(Rotation::of(given.plain()?.into_iter().map(|f| f / factor).collect()))
+}
+
+fn proportional(given: &Given) -> Result<Rotation, Unclear> {
+    let factor = given.number("factor")?.unwrap_or(1.0);
+    let (pairs, turning) = (given.head_dim / 2, (given.dims()? / 2.0) as usize);
+    let powers = powers(given.theta()?, given.head_dim as f64, turning);
+    let turning = powers.into_iter().map(|f| f / factor);
+    Ok(Rotation::of(turning.chain(std::iter::repeat(0.0)).take(pairs).collect()))
+}
+
+fn llama3(given: &Given) -> Result<Rotation, Unclear> {
+    let factor = given.positive("factor")?;
+    let (low, high) = (given.needed("low_freq_factor")?, given.needed("high_freq_factor")?);
+    let trained = given.trained()?;
+    let scaled = given.plain()?.into_iter().map(|f| {
+        let turns = trained * f / (2.0 * PI);
+        let smooth = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+        (1.0 - smooth) * f / factor + smooth * f
+    });
+    Ok(Rotation::of(scaled.collect()))
+}
+
+fn dynamic(given: &Given) -> Result<Rotation, Unclear> {
+    let (factor, trained) = (given.positive("factor")?, given.context()?);
+    let plain = Rotation::of(given.plain()?);
+    let (theta, dims) = (given.theta()?, given.dims()?);
+    let reach = Some((trained * factor) as usize);
+    let beyond = Beyond::Dynamic { trained: trained as usize, factor, theta, dims };
+    Ok(Rotation { beyond, reach, ..plain })
+}
+
+fn longrope(given: &Given) -> Result<Rotation, Unclear> {
+    let (trained, factor) = (given.trained()?, given.factor_or_ratio()?);
+    let plain = given.plain()?;
+    let divided = |key: &str| -> Result<Vec<f64>, Unclear> {
+        let factors = given.value(key).and_then(Json::as_array);
+        let factors = factors.map(|list| list.iter().map(Json::as_f64).collect::<Option<Vec<_>>>());
+        match factors {
+            Some(Some(factors)) if factors.len() == plain.len() => {
+                Ok(plain.iter().zip(factors).map(|(f, factor)| f / factor).collect())
+            }
+            _ => Err(given.unclear(
+                format!("should give a list of {} numbers as `{key}`", plain.len()),
+                "take the list from the model's publisher: there is one number for each pair that is rotated",
+            )),
+        }
+    };
+    let [short, long] = [divided("short_factor")?, divided("long_factor")?];
+    let grown = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / trained.ln()).sqrt() };
+    let on_result = given.number("attention_factor")?.unwrap_or(grown);
+    let beyond = Beyond::Long { trained: trained as usize, frequencies: narrowed(long) };
+    Ok(Rotation { factor: on_result as f32, beyond, ..Rotation::of(short) })
+}
+
+fn yarn(given: &Given) -> Result<Rotation, Unclear> {
+    // Null stands for what the lengths make it; absent is a mistake, as in transformers.
+    if given.parameters.get("factor").is_none() {
+        given.needed("factor")?;
+    }
+    let (trained, factor) = (given.trained()?, given.factor_or_ratio()?);
+    let (dims, theta) = (given.dims()?, given.theta()?);
+    // As in Python, 0 is as good as absent.
+    let set = |key: &str| Ok(given.number(key)?.filter(|&number| number != 0.0));
+    let [fast, slow] = [set("beta_fast")?.unwrap_or(32.0), set("beta_slow")?.unwrap_or(1.0)];
+    // The pair that turns so many times over the trained length.
+    let pair_of = |turns: f64| dims * (trained / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());
+    let (mut low, mut high) = (pair_of(fast), pair_of(slow));
+    if given.parameters.get("truncate").is_none_or(|truncate| truncate == &Json::Bool(true)) {
+        (low, high) = (low.floor(), high.ceil());
+    }
+    let (low, mut high) = (low.max(0.0), high.min(dims - 1.0));
+    if low == high {
+        high += 0.001;
+    }
+    let frequencies = given.plain()?.into_iter().enumerate().map(|(i, f)| {
+        let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+        ramp * f / factor + (1.0 - ramp) * f
+    });
+    let grown = |by: f64| if factor <= 1.0 { 1.0 } else { 0.1 * by * factor.ln() + 1.0 };
+    let (some, all) = (set("mscale")?, set("mscale_all_dim")?);
+    let on_result = match (given.number("attention_factor")?, some, all) {
+        (Some(given), ..) => given,
+        (None, Some(some), Some(all)) => grown(some) / grown(all),
+        _ => grown(1.0),
+    };
+    Ok(Rotation {
+        factor: on_result as f32,
+        score_factor: all.map_or(1.0, |all| grown(all).powi(2)),
+        reach: Some((trained * factor) as usize),
+        ..Rotation::of(frequencies.collect())
+    })
+}
+
+impl Rotation {
+    /// By these frequencies in sequences of every length.
+    fn of(frequencies: Vec<f64>) -> Rotation {
+        let frequencies = narrowed(frequencies);
+        Rotation { frequencies, factor: 1.0, beyond: Beyond::Same, score_factor: 1.0, reach: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(config: &Json, head_dim: usize) -> Result<Rotation, Unclear> {
+        let theta = Some(Expr::Text("rope_theta ?? 10000.0".into()));
+        let rope = description::Rope { theta, ..Default::default() };
+        let scope = Scope::of_config(config, &[]);
+        Rotation::read(&Given::of(&scope, &rope, head_dim).unwrap())
+    }
+
+    /// `tests/decoder/ropes.json`, which `ropes.py` makes with transformers, has the forms in which
+    /// published configs give rotations.
+    #[test]
+    fn frequencies_are_those_of_transformers() {
+        let cases: Json = serde_json::from_str(include_str!("../../tests/decoder/ropes.json")).unwrap();
+        let mut compared = 0;
+        for case in cases["cases"].as_array().unwrap() {
+            let mut config = cases["base"].clone();
+            config.as_object_mut().unwrap().extend(case["config"].as_object().unwrap().clone());
+            let name = &case["name"];
+            let found = read(&config, 16);
+            let Some(wanted) = case["lengths"].as_object() else {
+                assert!(found.is_err(), "{name}: transformers fails on it");
+                continue;
+            };
+            let found = found.unwrap_or_else(|unclear| panic!("{name}: {}", unclear.what));
+            let mut of_length = &Json::Null;
+            for length in cases["lengths"].as_array().unwrap() {
+                of_length = wanted.get(&length.to_string()).unwrap_or(of_length);
+                let length = length.as_u64().unwrap() as usize;
+                let (frequencies, factor) = found.of_length(length);
+                let found = std::iter::once(&factor).chain(&*frequencies);
+                let wanted: Vec<f64> = serde_json::from_value(of_length.clone()).unwrap();
+                assert_eq!(frequencies.len() + 1, wanted.len(), "{name}");
+                for (found, wanted) in found.zip(wanted) {
+                    let near = (f64::from(*found) - wanted).abs() <= 2e-6 * wanted.abs();
+                    assert!(near, "{name} at {length}: {found} and not {wanted}");
+                    compared += 1;
+                }
+            }
+        }
+        assert!(compared > 1000, "{compared}");
+    }
+
+    #[test]
+    fn lengths_that_are_turned_alike_are_known() {
+        let of = |parameters: Json| {
+            read(&json!({"max_position_embeddings": 64, "rope_scaling": parameters}), 4).unwrap()
+        };
+        let dynamic = of(json!({"type": "dynamic", "factor": 2.0}));
+        assert!(dynamic.is_same_of(1, 64) && !dynamic.is_same_of(64, 65) && !dynamic.is_same_of(65, 66));
+        assert_eq!(dynamic.reach, Some(128));
+        let lists = json!({"type": "su", "original_max_position_embeddings": 32,
+                           "short_factor": [1.0, 1.0], "long_factor": [2, 3]});
+        let long = of(lists);
+        assert!(long.is_same_of(1, 32) && !long.is_same_of(32, 33) && long.is_same_of(33, 64));
+        let yarn = of(json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}));
+        assert!(yarn.is_same_of(1, 1000));
+        assert_eq!(yarn.reach, Some(128));
+    }
+
+    /// Both readings are told, and where it stands.
+    #[test]
+    fn what_has_no_single_meaning_is_refused() {
+        let said = |config: Json| {
+            let unclear = read(&config, 4).unwrap_err();
+            format!("{} | {}", unclear.what, unclear.help)
+        };
+        let of = |parameters: Json| said(json!({"rope_scaling": parameters}));
+        for (found, wanted) in [
+            (of(json!({"factor": 4.0})), "rope_scaling of the config gives `factor` and no `rope_type`"),
+            (of(json!({"rope_type": null, "type": "linear", "factor": 4.0})), "could be taken as \"linear\", and as null"),
+            (of(json!({"rope_type": "default", "type": "linear", "factor": 4.0})), "transformers takes the first"),
+            (of(json!({"full_attention": {"rope_theta": 5e4}})), "(`full_attention`)"),
+            (of(json!({"type": "ntk"})), "known are default, mrope, linear, dynamic, llama3, yarn, longrope, su, proportional"),
+            (of(json!({"type": "linear", "factor": 0})), "`factor: 0`, and it should be above 0"),
+            (of(json!({"type": "dynamic", "factor": 2.0})), "`max_position_embeddings`"),
+            (of(json!({"partial_rotary_factor": 2.0})), "2 of a head rotated"),
+            (of(json!({"partial_rotary_factor": null})), "`partial_rotary_factor: null`"),
+            (said(json!({"rope_parameters": [1]})), "rope_parameters of the config is [1]"),
+        ] {
+            assert!(found.contains(wanted), "{found}");
+        }
+        // The same kind twice is one meaning.
+        assert!(read(&json!({"rope_scaling": {"rope_type": "default", "type": "mrope"}}), 4).is_ok());
+    }
+}
