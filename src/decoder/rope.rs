@@ -339,16 +339,20 @@ impl Given {
             ));
         }
         let untyped = self.value("rope_type").or_else(|| self.value("type")).is_none();
-        let scales = KINDS.iter().flat_map(|kind| kind.keys).find(|key| {
-            untyped && !WITHOUT_TYPE.contains(key) && self.value(key).is_some()
-        });
+        let scales = KINDS
+            .iter()
+            .flat_map(|kind| kind.keys)
+            .find(|key| untyped && !WITHOUT_TYPE.contains(key) && self.value(key).is_some());
         if let Some(key) = scales {
             return Err(self.unclear(
                 format!(
                     "gives `{key}` and no `rope_type`: a kind that it belongs to could be meant, \
                      or the plain rotation, which transformers takes"
                 ),
-                format!("name the kind in config.json (known are {}), or leave `{key}` out", Kind::all_names()),
+                format!(
+                    "name the kind in config.json (known are {}), or leave `{key}` out",
+                    Kind::all_names()
+                ),
             ));
         }
         for key in ["rope_theta", "partial_rotary_factor"] {
@@ -373,9 +377,8 @@ impl Given {
     fn theta(&self) -> Result<f64, Unclear> {
         match self.number("rope_theta")?.or(self.theta) {
             Some(theta) if theta > 0.0 => Ok(theta),
-            Some(theta) => {
-                Err(self.unclear(format!("gives `rope_theta: {theta}`, and it should be above 0"), MEND))
-            }
+            Some(theta) => Err(self
+                .unclear(format!("gives `rope_theta: {theta}`, and it should be above 0"), MEND)),
             None => Err(Unclear {
                 what: "the config gives no base for rotary positions (`rope_theta`)".into(),
                 help: "add it to config.json, or a default to `rope.theta` of the policy".into(),
@@ -554,7 +557,8 @@ mod tests {
     /// published configs give rotations.
     #[test]
     fn frequencies_are_those_of_transformers() {
-        let cases: Json = serde_json::from_str(include_str!("../../tests/decoder/ropes.json")).unwrap();
+        let cases: Json =
+            serde_json::from_str(include_str!("../../tests/decoder/ropes.json")).unwrap();
         let mut compared = 0;
         for case in cases["cases"].as_array().unwrap() {
             let mut config = cases["base"].clone();
@@ -590,13 +594,16 @@ mod tests {
             read(&json!({"max_position_embeddings": 64, "rope_scaling": parameters}), 4).unwrap()
         };
         let dynamic = of(json!({"type": "dynamic", "factor": 2.0}));
-        assert!(dynamic.is_same_of(1, 64) && !dynamic.is_same_of(64, 65) && !dynamic.is_same_of(65, 66));
+        assert!(
+            dynamic.is_same_of(1, 64) && !dynamic.is_same_of(64, 65) && !dynamic.is_same_of(65, 66)
+        );
         assert_eq!(dynamic.reach, Some(128));
         let lists = json!({"type": "su", "original_max_position_embeddings": 32,
                            "short_factor": [1.0, 1.0], "long_factor": [2, 3]});
         let long = of(lists);
         assert!(long.is_same_of(1, 32) && !long.is_same_of(32, 33) && long.is_same_of(33, 64));
-        let yarn = of(json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}));
+        let yarn =
+            of(json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}));
         assert!(yarn.is_same_of(1, 1000));
         assert_eq!(yarn.reach, Some(128));
     }
@@ -610,11 +617,23 @@ mod tests {
         };
         let of = |parameters: Json| said(json!({"rope_scaling": parameters}));
         for (found, wanted) in [
-            (of(json!({"factor": 4.0})), "rope_scaling of the config gives `factor` and no `rope_type`"),
-            (of(json!({"rope_type": null, "type": "linear", "factor": 4.0})), "could be taken as \"linear\", and as null"),
-            (of(json!({"rope_type": "default", "type": "linear", "factor": 4.0})), "transformers takes the first"),
+            (
+                of(json!({"factor": 4.0})),
+                "rope_scaling of the config gives `factor` and no `rope_type`",
+            ),
+            (
+                of(json!({"rope_type": null, "type": "linear", "factor": 4.0})),
+                "could be taken as \"linear\", and as null",
+            ),
+            (
+                of(json!({"rope_type": "default", "type": "linear", "factor": 4.0})),
+                "transformers takes the first",
+            ),
             (of(json!({"full_attention": {"rope_theta": 5e4}})), "(`full_attention`)"),
-            (of(json!({"type": "ntk"})), "known are default, mrope, linear, dynamic, llama3, yarn, longrope, su, proportional"),
+            (
+                of(json!({"type": "ntk"})),
+                "known are default, mrope, linear, dynamic, llama3, yarn, longrope, su, proportional",
+            ),
             (of(json!({"type": "linear", "factor": 0})), "`factor: 0`, and it should be above 0"),
             (of(json!({"type": "dynamic", "factor": 2.0})), "`max_position_embeddings`"),
             (of(json!({"partial_rotary_factor": 2.0})), "2 of a head rotated"),
@@ -624,6 +643,8 @@ mod tests {
             assert!(found.contains(wanted), "{found}");
         }
         // The same kind twice is one meaning.
-        assert!(read(&json!({"rope_scaling": {"rope_type": "default", "type": "mrope"}}), 4).is_ok());
+        assert!(
+            read(&json!({"rope_scaling": {"rope_type": "default", "type": "mrope"}}), 4).is_ok()
+        );
     }
 }

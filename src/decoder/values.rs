@@ -59,7 +59,9 @@ impl Scope {
             _ => false,
         };
         self.objects.iter().find_map(|(path, object)| {
-            let found = keys.iter().find_map(|key| Some((key, object.get(key)?)).filter(|(_, value)| !is_empty(value)));
+            let found = keys.iter().find_map(|key| {
+                Some((key, object.get(key)?)).filter(|(_, value)| !is_empty(value))
+            });
             found.map(|(key, value)| (format!("{path}{key}"), value.clone()))
         })
     }

@@ -127,7 +127,12 @@ impl Session {
     }
 
     /// Runs tokens that only fill the cache, in chunks; false when it was stopped between them.
-    fn fill(&mut self, model: &Model, tokens: &[u32], go_on: &dyn Fn() -> bool) -> Result<bool, Fault> {
+    fn fill(
+        &mut self,
+        model: &Model,
+        tokens: &[u32],
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<bool, Fault> {
         for chunk in tokens.chunks(CHUNK) {
             if !go_on() {
                 return Ok(false);

@@ -141,4 +141,3 @@ fn turn(x: &Array, y: &Array, cos: &Array, sin: &Array) -> Result<(Array, Array)
     let second = y.multiply(cos)?.add(x.multiply(sin)?)?;
     Ok((first, second))
 }
-
