@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use lathe::engine::{Engine, smoke};
+use lathe::engine::{Engine, Loading, smoke};
 use lathe::fault::{Fault, Faults};
 use lathe::store::{Name, Store};
 
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
 fn run(store: &Path, name: &str, tokens: usize) -> Result<f64, Faults> {
     let text = std::io::read_to_string(std::io::stdin())
         .map_err(|error| Fault::io("read", "standard input", &error))?;
-    let engine = Engine::load(&Store::open(Some(store))?, &Name::parse(name)?, None)?;
+    let engine = Engine::load(&Store::open(Some(store))?, &Name::parse(name)?, Loading::default())?;
     let mut ids = engine.tokenizer().encode(&text)?;
     ids.truncate(tokens);
     Ok(smoke::loss(engine.model(), &ids)?.0)

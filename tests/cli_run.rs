@@ -325,3 +325,38 @@ fn a_model_that_predicts_nothing_for_its_scales_are_no_numbers_is_refused_for_th
     let help = error["help"].as_str().unwrap();
     assert!(help.contains("down_proj.weight_scale (1 of 1)"), "{help}");
 }
+
+#[test]
+fn a_model_is_compared_with_what_another_program_computed() {
+    let sandbox = Sandbox::new();
+    let folder = model(&sandbox, "llama");
+    let folder = folder.to_str().unwrap();
+    let reference = models().join("llama.ref.safetensors");
+    let reference = reference.to_str().unwrap();
+    let check = |model: &str, more: &[&str]| {
+        let all =
+            [&["policy", "check", model, "--against", reference, "-o", "json"], more].concat();
+        let outcome = sandbox.lathe(&all);
+        (outcome.code, serde_json::from_str::<Value>(&outcome.stdout).unwrap())
+    };
+    for backend in ["cpu", "graph"] {
+        let (code, report) = check(folder, &["--backend", backend]);
+        assert_eq!(
+            (code, &report["equal"], &report["greedy_equal"]),
+            (0, &true.into(), &true.into())
+        );
+        assert!(report["max_difference"].as_f64().unwrap() < 1e-4, "{report}");
+    }
+    // Quantized weights are other weights, and that is seen.
+    sandbox.lathe(&["create", "m", folder, "-q", "mxfp8", "--no-smoke"]).ok();
+    let (code, report) = check("m", &[]);
+    assert_eq!((code, &report["equal"]), (1, &false.into()));
+    assert!(report["max_difference"].as_f64().unwrap() > 1e-3, "{report}");
+    let (code, _) = check("m", &["--tolerance", "1e9"]);
+    assert_eq!(code, i32::from(report["greedy_equal"] == false));
+    // What is no reference is named, and what is needed is said.
+    let weights = format!("{folder}/model.safetensors");
+    let outcome = sandbox.lathe(&["policy", "check", folder, "--against", &weights]);
+    assert_eq!(outcome.code, 2);
+    assert!(outcome.stderr.contains("it has no input_ids"), "{}", outcome.stderr);
+}

@@ -40,6 +40,36 @@ impl OutputArg {
     }
 }
 
+/// What computes a model.
+#[cfg(feature = "mlx")]
+#[derive(Args)]
+pub struct BackendArg {
+    /// What computes: lathe's kernels on the CPU, or MLX's operations alone; auto takes the
+    /// kernels where MLX has no GPU
+    #[arg(long, value_enum, default_value_t = BackendName::Auto, value_name = "BACKEND")]
+    backend: BackendName,
+}
+
+#[cfg(feature = "mlx")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum BackendName {
+    Auto,
+    Cpu,
+    Graph,
+}
+
+#[cfg(feature = "mlx")]
+impl BackendArg {
+    /// As the model's room names it.
+    pub fn backend(&self) -> crate::model::Backend {
+        match self.backend {
+            BackendName::Auto => crate::model::Backend::Auto,
+            BackendName::Cpu => crate::model::Backend::Cpu,
+            BackendName::Graph => crate::model::Backend::Graph,
+        }
+    }
+}
+
 /// All names, each checked, with all faults at once.
 pub fn names(given: &[String]) -> Result<Vec<Name>, Faults> {
     let mut faults = Faults::default();

@@ -14,9 +14,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
-use super::args::{OutputArg, StoreArg};
+use super::args::{BackendArg, OutputArg, StoreArg};
 use super::ui;
-use crate::engine::{Answer, Engine, Event, Options, Prompt, Reason, Request, Session};
+use crate::engine::{Answer, Engine, Event, Loading, Options, Prompt, Reason, Request, Session};
 use crate::fault::{Code, Fault, Faults};
 use crate::store::Name;
 use screen::Screen;
@@ -55,6 +55,8 @@ pub struct Run {
     /// Folder of policies that add to or replace the built-in ones
     #[arg(long, value_name = "DIR", help_heading = "Where")]
     policy_dir: Option<PathBuf>,
+    #[command(flatten)]
+    backend: BackendArg,
     #[command(flatten)]
     output: OutputArg,
     #[command(flatten)]
@@ -166,7 +168,11 @@ fn start(args: &Run) -> Result<Ended, Faults> {
     if prompt.is_none() && args.output.json() {
         return Err(Fault::new(Code::Usage, "--output json takes a prompt").into());
     }
-    let engine = Engine::load(&store, &name, args.policy_dir.as_deref())?;
+    let engine = Engine::load(
+        &store,
+        &name,
+        Loading { policy_dir: args.policy_dir.as_deref(), backend: args.backend.backend() },
+    )?;
     let options = args.sampling.over(engine.defaults.clone())?;
     watch(prompt.is_none());
     let system = args.system.clone().or_else(|| engine.system.clone());

@@ -9,7 +9,7 @@ use super::options::Options;
 use crate::chat::{Answers, Template, is_go, template_of};
 use crate::decoder::description::Decoder;
 use crate::fault::{Code, Fault, Faults};
-use crate::model::{Blobs, Compute, Model, TensorSource, load as load_model};
+use crate::model::{Backend, Blobs, Compute, Model, TensorSource, load as load_model};
 use crate::plan::DRAFT_PREFIX;
 use crate::policy::{Library, Role};
 use crate::store::{Layer, Manifest, Name, Store, media};
@@ -34,23 +34,50 @@ pub struct Engine {
     pub capabilities: Vec<String>,
 }
 
+/// How a stored model is loaded.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Loading<'a> {
+    /// A folder of policies that add to or replace the built-in ones.
+    pub policy_dir: Option<&'a Path>,
+    /// What computes it.
+    pub backend: Backend,
+}
+
+/// Loads the network of a stored model alone: no vocabulary, no template.
+///
+/// # Errors
+/// As [`Engine::load`].
+pub fn model(store: &Store, name: &Name, loading: Loading) -> Result<Model, Faults> {
+    let manifest = store.manifest(name)?;
+    let files = files_of(&manifest, |layer| store.read_blob(layer))?;
+    stored_model(store, &manifest, &files, loading)
+}
+
+fn stored_model(
+    store: &Store,
+    manifest: &Manifest,
+    files: &Files,
+    loading: Loading,
+) -> Result<Model, Faults> {
+    let paths = manifest
+        .of_type(media::TENSOR)
+        .filter(|layer| is_of_target(layer))
+        .map(|layer| store.blob_path(&layer.digest));
+    model_of(&Blobs::open(paths)?, files, loading)
+}
+
 impl Engine {
     /// Loads a model of the store.
     ///
     /// # Errors
     /// When it is not there or damaged, or its policy has no decoder; all that does not fit
     /// between its description and its weights, at once.
-    pub fn load(store: &Store, name: &Name, policy_dir: Option<&Path>) -> Result<Self, Faults> {
+    pub fn load(store: &Store, name: &Name, loading: Loading) -> Result<Self, Faults> {
         let begin = Instant::now();
         let manifest = store.manifest(name)?;
         let config = store.config(&manifest)?;
         let files = files_of(&manifest, |layer| store.read_blob(layer))?;
-        let paths = manifest
-            .of_type(media::TENSOR)
-            .filter(|layer| is_of_target(layer))
-            .map(|layer| store.blob_path(&layer.digest));
-        let source = Blobs::open(paths)?;
-        let model = model_of(&source, &files, policy_dir)?;
+        let model = stored_model(store, &manifest, &files, loading)?;
         let text = |media_type| text_layer(store, &manifest, media_type);
         let parameters = json_layer(store, &manifest, media::PARAMS)?;
         let messages = json_layer(store, &manifest, media::MESSAGES)?;
@@ -58,7 +85,7 @@ impl Engine {
         let defaults = Options::recommended(&generation).with_parameters(&parameters)?;
         let own = text(media::TEMPLATE)?.filter(|template| !is_go(template));
         let (template, tool_template) = templates(own, &files)?;
-        let dirs: Vec<&Path> = policy_dir.into_iter().collect();
+        let dirs: Vec<&Path> = loading.policy_dir.into_iter().collect();
         let parser = config.parser.as_deref().unwrap_or(crate::chat::DEFAULT);
         Ok(Engine {
             model,
@@ -102,17 +129,17 @@ impl Engine {
 pub(super) fn model_of(
     source: &dyn TensorSource,
     files: &Files,
-    policy_dir: Option<&Path>,
+    loading: Loading,
 ) -> Result<Model, Faults> {
     let config = files
         .json("config.json")?
         .ok_or_else(|| Fault::new(Code::NoConfig, "the model has no config.json"))?;
-    let decoder = decoder_of(&config, policy_dir)?.ok_or_else(|| {
+    let decoder = decoder_of(&config, loading.policy_dir)?.ok_or_else(|| {
         let architecture = architecture(&config);
         Fault::new(Code::NoDecoder, format!("lathe does not know how {architecture} is run"))
             .help("a policy with a decoder section can say it; see docs/policies.md")
     })?;
-    load_model(source, &decoder, &config, Compute::of_default_device())
+    load_model(source, &decoder, &config, Compute::of(loading.backend))
 }
 
 /// The decoder section of the policy for a config; `None` when it only imports.

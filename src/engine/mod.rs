@@ -3,11 +3,13 @@
 //! [`Engine`] holds a loaded model with everything that a conversation needs of it. A [`Request`]
 //! is a plain text or a conversation; its answer streams through a callback as [`Event`]s and is
 //! returned whole. A [`Session`] keeps what a conversation left in memory, so that the next turn
-//! runs only what is new. [`smoke`] is the check after `create`.
+//! runs only what is new. [`smoke`] is the check after `create`, and
+//! [`reference`] compares a model with what another program computed.
 
 mod generate;
 mod load;
 mod options;
+pub mod reference;
 pub mod smoke;
 
 use std::ops::ControlFlow;
@@ -16,7 +18,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 pub use generate::{Reason, Session, Statistics};
-pub use load::Engine;
+pub use load::{Engine, Loading, model};
 pub use options::Options;
 
 use crate::chat::{Conversation, Piece, ToolCall, special_variables};

@@ -9,7 +9,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::generate::failed;
-use super::load::{decoder_of, files_of, is_of_target, model_of};
+use super::load::{Loading, decoder_of, files_of, is_of_target, model_of};
 use crate::fault::{Code, Fault, Faults};
 use crate::model::{Batch, Blobs, Logits, Model};
 use crate::store::{Layer, Manifest, Writer, media};
@@ -87,7 +87,7 @@ pub fn check(
         return Ok(Checked::TooLarge(bytes, memory));
     }
     let source = Blobs::open(tensors.iter().map(|layer| writer.path(&layer.digest)))?;
-    let model = match model_of(&source, &files, policy_dir) {
+    let model = match model_of(&source, &files, Loading { policy_dir, ..Loading::default() }) {
         Ok(model) => model,
         Err(faults) if faults.0.iter().all(|fault| fault.code == Code::Decoder) => {
             return Ok(Checked::CannotRun(faults));

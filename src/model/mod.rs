@@ -29,4 +29,4 @@ mod tree;
 
 pub use batch::{Batch, Logits, Output, Row};
 pub use source::{Blobs, Folder, QuantizedTensor, Tensor, TensorSource, Weight};
-pub use tree::{Compute, Model, load};
+pub use tree::{Backend, Compute, Model, load};

@@ -28,7 +28,29 @@ pub struct Compute {
     pub on_cpu: bool,
 }
 
+/// What computes a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backend {
+    /// [`Backend::Cpu`] where MLX's default device is the CPU, else [`Backend::Graph`].
+    #[default]
+    Auto,
+    /// lathe's own kernels.
+    Cpu,
+    /// MLX's operations alone, as on a GPU.
+    Graph,
+}
+
 impl Compute {
+    /// How a backend computes. Lathe's kernels need arrays that the CPU sees, so
+    /// [`Backend::Cpu`] makes the CPU MLX's default device.
+    pub fn of(backend: Backend) -> Compute {
+        if backend == Backend::Cpu {
+            Device::set_default(&Device::cpu());
+        }
+        let by_default = Compute::of_default_device();
+        Compute { on_cpu: by_default.on_cpu && backend != Backend::Graph, ..by_default }
+    }
+
     /// What suits the default device: f32 on a CPU, whose kernels are many times faster in it and
     /// lose nothing to short accumulators; bf16 elsewhere.
     pub fn of_default_device() -> Compute {

@@ -20,6 +20,9 @@ const TOLERANCE: f32 = 1e-3;
 
 const CPU: Compute = Compute { dtype: Dtype::Float32, on_cpu: true };
 
+/// As on a GPU, but in f32 and on the CPU.
+const GRAPH: Compute = Compute { dtype: Dtype::Float32, on_cpu: false };
+
 struct Case {
     name: String,
     model: Model,
@@ -47,10 +50,10 @@ fn config(folder: &Path) -> Value {
     json5::from_str(&std::fs::read_to_string(folder.join("config.json")).unwrap()).unwrap()
 }
 
-fn case(folder: &Path) -> Case {
+fn case(folder: &Path, compute: Compute) -> Case {
     let source = Folder::open(folder, "experts").unwrap();
     let config = config(folder);
-    let model = match load(&source, &decoder(&config), &config, CPU) {
+    let model = match load(&source, &decoder(&config), &config, compute) {
         Ok(model) => model,
         Err(faults) => panic!("{}:\n{faults}", folder.display()),
     };
@@ -203,8 +206,8 @@ impl Case {
     }
 }
 
-fn check(folder: &Path) {
-    let case = case(folder);
+fn check(folder: &Path, compute: Compute) {
+    let case = case(folder, compute);
     case.check_tokens();
     case.check_logits();
     case.check_greedy();
@@ -222,23 +225,47 @@ fn models(folder: &Path) -> Vec<PathBuf> {
     models
 }
 
-#[test]
-fn tiny_models_match_transformers() {
-    let models = models(&here().join("models"));
-    assert!(models.len() >= 20, "{models:?}");
-    models.iter().for_each(|model| check(model));
+/// A test for each model of `models` and each backend, so that a runner can spread them.
+macro_rules! tiny_models {
+    ($($name:ident)+) => {
+        mod on_cpu {
+            $(#[test] fn $name() { super::check(&super::here().join("models").join(stringify!($name)), super::CPU); })+
+        }
+
+        mod on_graph {
+            $(#[test] fn $name() { super::check(&super::here().join("models").join(stringify!($name)), super::GRAPH); })+
+        }
+
+        const TINY_MODELS: &[&str] = &[$(stringify!($name)),+];
+    };
+}
+
+tiny_models! {
+    cohere2_moe deepseek_v3 gemma2 gemma3 gemma4_moe gemma4_shared glm4_moe glm4_moe_lite gpt_oss
+    laguna lfm2_moe llama minimax_m2 ministral3 mixtral nemotron_h qwen2 qwen3 qwen3_5 qwen3_5_moe
+    qwen3_moe qwen3_next
 }
 
 #[test]
+fn no_tiny_model_is_left_out() {
+    let models = models(&here().join("models"));
+    let names: Vec<_> = models.iter().map(|model| model.file_name().unwrap()).collect();
+    assert_eq!(names, TINY_MODELS);
+}
+
+/// By hand: `LATHE_TINY_MODELS=folder cargo test --test decoder -- --ignored of_a_folder`.
+#[test]
+#[ignore = "needs the folder that LATHE_TINY_MODELS names"]
 fn tiny_models_of_a_folder_match_transformers() {
-    let Ok(folder) = std::env::var("LATHE_TINY_MODELS") else { return };
+    let folder = std::env::var("LATHE_TINY_MODELS").expect("LATHE_TINY_MODELS names a folder");
     let only = std::env::var("LATHE_TINY_ONLY").ok();
     for model in models(Path::new(&folder)) {
         let name = model.file_name().unwrap().to_string_lossy().into_owned();
         // Assistants read another model's keys, and MXFP4 is only read from a store.
         let alone = !name.contains("assistant") && !name.contains("mxfp4");
         if alone && only.as_ref().is_none_or(|only| *only == name) {
-            check(&model);
+            check(&model, CPU);
+            check(&model, GRAPH);
         }
     }
 }
@@ -269,11 +296,12 @@ fn a_description_that_does_not_fit_is_refused_with_all_its_faults() {
     }
 }
 
-/// Rates of a model's folder, by hand: `LATHE_BENCH_MODEL=folder cargo test --release --test
-/// decoder rates -- --nocapture`.
+/// By hand: `LATHE_BENCH_MODEL=folder cargo test --release --test decoder rates -- --ignored
+/// --nocapture`.
 #[test]
+#[ignore = "measures, and needs the folder that LATHE_BENCH_MODEL names"]
 fn rates_of_a_folder() {
-    let Ok(folder) = std::env::var("LATHE_BENCH_MODEL") else { return };
+    let folder = std::env::var("LATHE_BENCH_MODEL").expect("LATHE_BENCH_MODEL names a folder");
     let folder = Path::new(&folder);
     let config = config(folder);
     let start = std::time::Instant::now();

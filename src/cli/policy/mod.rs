@@ -1,5 +1,7 @@
 //! `lathe policy`: everything about policies, without making a model.
 
+#[cfg(feature = "mlx")]
+mod check;
 mod explain;
 mod lint;
 mod list;
@@ -33,6 +35,8 @@ enum Command {
     Explain(explain::Explain),
     Lint(lint::Lint),
     Test(test::Test),
+    #[cfg(feature = "mlx")]
+    Check(check::Check),
     New(new::New),
     Schema(schema::Schema),
 }
@@ -44,6 +48,8 @@ pub fn run(args: &Policy) -> Result<(), ui::Failure> {
         Command::Explain(args) => explain::run(args),
         Command::Lint(args) => lint::run(args),
         Command::Test(args) => test::run(args),
+        #[cfg(feature = "mlx")]
+        Command::Check(args) => check::run(args),
         Command::New(args) => new::run(args),
         Command::Schema(args) => schema::run(args),
     }
