@@ -441,7 +441,9 @@ impl Prepared {
                 let Modelfile { parser, renderer, requires, .. } = &self.modelfile;
                 config.parser = parser.clone().or(config.parser);
                 config.renderer = renderer.clone().or(config.renderer);
-                config.requires = requires.clone().or(config.requires);
+                let least = || plan::LEAST_RUNTIME.to_string();
+                let requires = requires.clone().or(config.requires);
+                config.requires = Some(requires.unwrap_or_else(least));
                 config.draft =
                     plan.as_ref().and_then(|plan| plan.manifest.draft.clone()).or(config.draft);
                 config

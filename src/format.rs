@@ -116,15 +116,19 @@ impl Format {
         elements * u64::from(self.bits) / 8 + scales * if self.has_bias() { 2 } else { 1 }
     }
 
-    /// The blob metadata that tells a reader how to decode it.
+    /// The blob metadata that tells a reader how to decode it, in the order of the keys. `int4` and
+    /// `int8` with their groups are Ollama's words; `affine` with `bits` is for what it cannot read.
     pub fn metadata(&self) -> IndexMap<String, String> {
         let mut out = IndexMap::new();
-        let kind = if self.ollama { &self.name } else { self.mode.as_str() };
-        out.insert("quant_type".into(), kind.to_string());
-        out.insert("group_size".into(), self.group.to_string());
         if !self.ollama {
             out.insert("bits".into(), self.bits.to_string());
         }
+        out.insert("group_size".into(), self.group.to_string());
+        let kind = match self.mode {
+            Mode::Affine if self.ollama => format!("int{}", self.bits),
+            mode => mode.as_str().to_string(),
+        };
+        out.insert("quant_type".into(), kind);
         out
     }
 }
@@ -183,6 +187,20 @@ impl Formats {
     /// All formats, in the table's order.
     pub fn iter(&self) -> impl Iterator<Item = &Format> {
         self.rows.values()
+    }
+
+    /// The format that blob metadata names: its `quant_type`, and `bits` and `group_size` where
+    /// they are told. `affine` without bits is nobody's.
+    pub fn labelled(&self, kind: &str, bits: Option<u64>, group: Option<u64>) -> Option<&Format> {
+        let kind = kind.to_lowercase();
+        let named = self.get(&kind);
+        let affine = kind == Mode::Affine.as_str() || named.is_some_and(Format::has_bias);
+        if !affine {
+            return named.filter(|format| group.is_none_or(|group| group == format.group));
+        }
+        let bits = bits.or_else(|| named.map(|format| format.bits.into()))?;
+        let group = group.or_else(|| named.map(|format| format.group)).unwrap_or(64);
+        u32::try_from(bits).ok().and_then(|bits| self.affine(bits, group))
     }
 
     /// A format by the name or alias that a person gives, in any case.
@@ -244,6 +262,29 @@ mod tests {
         assert_eq!(formats.resolve("Q4").unwrap().name, "int4");
         let fault = formats.resolve("nvpf4").unwrap_err();
         assert!(fault.help.unwrap().contains("did you mean nvfp4?"));
+    }
+
+    #[test]
+    fn every_format_is_found_again_by_the_metadata_that_it_writes() {
+        let formats = Formats::built_in();
+        for format in formats.iter() {
+            let metadata = format.metadata();
+            let number = |key: &str| metadata.get(key).and_then(|text| text.parse().ok());
+            let kind = &metadata["quant_type"];
+            let found = formats.labelled(kind, number("bits"), number("group_size")).unwrap();
+            assert_eq!(found.name, format.name, "{metadata:?}");
+            assert!(metadata.keys().is_sorted(), "{metadata:?}");
+            // Ollama takes `affine` for 8 bits and knows no other width than 4 and 8.
+            let foreign = format.has_bias() && !matches!(format.bits, 4 | 8);
+            assert_eq!((kind == "affine", !format.ollama), (foreign, foreign), "{metadata:?}");
+        }
+        // As labelled before, and by others.
+        let name = |kind, bits, group| formats.labelled(kind, bits, group).map(|f| f.name.as_str());
+        assert_eq!(name("affine", Some(4), Some(32)), Some("int4-g32"));
+        assert_eq!(name("affine", Some(8), Some(128)), Some("int8-g128"));
+        assert_eq!(name("INT4", None, None), Some("int4"));
+        assert_eq!(name("affine", None, Some(64)), None);
+        assert_eq!(name("mxfp4", None, Some(64)), None);
     }
 
     #[test]

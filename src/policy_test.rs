@@ -58,6 +58,10 @@ pub struct Case {
     pub expect: IndexMap<String, IndexMap<String, String>>,
     /// What the model is expected to be able to do.
     pub capabilities: Option<Vec<String>>,
+    /// The parser that is expected for its answers.
+    pub parser: Option<String>,
+    /// The renderer that is expected for conversations.
+    pub renderer: Option<String>,
     /// The chat template.
     pub template: Option<String>,
 }
@@ -133,18 +137,9 @@ pub fn run(library: &Library, path: &Path, update: bool) -> Result<Report, Fault
             let plan = plan_for(&prepared, case.role, request).map_err(of_case)?;
             snapshot.push_str(&listing(case, request, &plan));
         }
-        if let Some(expected) = &case.capabilities {
-            let plan = plan_for(&prepared, case.role, "none")?;
-            report.compared += 1;
-            if plan.manifest.capabilities != *expected {
-                report.failures.push(Failure {
-                    case: case.name.clone(),
-                    request: "none".into(),
-                    tensor: None,
-                    expected: format!("capabilities {}", expected.join(", ")),
-                    found: plan.manifest.capabilities.join(", "),
-                });
-            }
+        if case.capabilities.is_some() || case.parser.is_some() || case.renderer.is_some() {
+            let plan = plan_for(&prepared, case.role, "none").map_err(of_case)?;
+            compare_facts(case, &plan.manifest, &mut report);
         }
     }
     compare_snapshot(path, &snapshot, update, &mut report)?;
@@ -200,6 +195,31 @@ fn compare(
             found,
         });
     }
+}
+
+fn compare_facts(case: &Case, manifest: &plan::Manifest, report: &mut Report) {
+    let facts = [
+        ("capabilities", case.capabilities.clone(), manifest.capabilities.clone()),
+        ("parser", one(&case.parser), one(&manifest.parser).unwrap_or_default()),
+        ("renderer", one(&case.renderer), one(&manifest.renderer).unwrap_or_default()),
+    ];
+    for (what, expected, found) in facts {
+        let Some(expected) = expected else { continue };
+        report.compared += 1;
+        if expected != found {
+            report.failures.push(Failure {
+                case: case.name.clone(),
+                request: "none".into(),
+                tensor: None,
+                expected: format!("{what} {}", expected.join(", ")),
+                found: found.join(", "),
+            });
+        }
+    }
+}
+
+fn one(text: &Option<String>) -> Option<Vec<String>> {
+    text.clone().map(|text| vec![text])
 }
 
 /// Every decision of a plan, one a line.

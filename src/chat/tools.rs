@@ -16,6 +16,8 @@ impl Form {
                 .filter(|mark| !mark.is_empty())
                 .collect(),
             Form::FunctionTags => vec!["</parameter>", "</function>"],
+            // Their marks are plain text in every vocabulary that is known.
+            Form::InvokeTags { .. } => Vec::new(),
             Form::KeyValueTags => vec!["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
             Form::Call { quote } => vec![quote],
             Form::Harmony => vec!["<|channel|>", "<|constrain|>", "<|message|>"],
@@ -32,6 +34,7 @@ pub(super) fn parse(form: &Form, text: &str, schemas: &[Value]) -> Option<Vec<To
         Form::Json { name, arguments } => json_calls(text, name, arguments)?,
         Form::NamedJson { before, between, after } => named_json(text, before, between, after)?,
         Form::FunctionTags => function_tags(text, schemas)?,
+        Form::InvokeTags { prefix } => invoke_tags(text, prefix, schemas)?,
         Form::KeyValueTags => vec![key_values(text, schemas)?],
         Form::Call { quote } => call_notation(text, quote)?,
         Form::Harmony => vec![harmony(text)?],
@@ -101,6 +104,25 @@ fn function_tags(text: &str, schemas: &[Value]) -> Option<Vec<ToolCall>> {
             arguments.insert(key.trim().into(), typed(value, schema_of(schemas, name, key)));
         }
         calls.push(ToolCall { name: name.trim().into(), arguments: arguments.into() });
+    }
+    Some(calls)
+}
+
+/// The name in quotes and the content of each `<tag name="NAME">CONTENT</tag>`.
+fn named_tags<'t>(text: &'t str, tag: &str) -> Option<Vec<(&'t str, &'t str)>> {
+    let (open, close) = (format!("<{tag} name=\""), format!("</{tag}>"));
+    let parts = text.split(open.as_str()).skip(1);
+    parts.map(|part| part.split(close.as_str()).next()?.split_once("\">")).collect()
+}
+
+fn invoke_tags(text: &str, prefix: &str, schemas: &[Value]) -> Option<Vec<ToolCall>> {
+    let mut calls = Vec::new();
+    for (name, body) in named_tags(text, &format!("{prefix}invoke"))? {
+        let mut arguments = Map::new();
+        for (key, value) in named_tags(body, &format!("{prefix}parameter"))? {
+            arguments.insert(key.into(), typed(value, schema_of(schemas, name, key)));
+        }
+        calls.push(ToolCall { name: name.into(), arguments: arguments.into() });
     }
     Some(calls)
 }

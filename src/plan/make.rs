@@ -8,7 +8,7 @@ use indexmap::IndexMap;
 use super::route::{Ask, Deciders, Route, quantized, reason};
 use super::stack::{Piece, pieces};
 use super::{
-    Blob, Draft, File, Manifest, Op, Plan, Request, RuleRef, Source, SourceTensor, Tensor, Totals,
+    Blob, Draft, File, LEAST_RUNTIME, Manifest, Op, Plan, Request, RuleRef, Source, SourceTensor, Tensor, Totals,
     VERSION,
 };
 use crate::classify::{Classified, Input, Part, Weight, WeightKind};
@@ -423,7 +423,7 @@ impl Builder {
         let renderer = faults.absorb(decider.renderer().map_err(Faults::from))?;
         let capabilities = decider.capabilities(parser.as_deref()).map_err(Faults::from);
         let capabilities = faults.absorb(capabilities)?;
-        let requires = decider.requires();
+        let requires = Some(decider.requires().unwrap_or_else(|| LEAST_RUNTIME.into()));
         Some(Manifest { capabilities, parser, renderer, requires, file_type, draft: None })
     }
 

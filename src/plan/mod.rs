@@ -32,6 +32,10 @@ pub use make::{
 /// Version of the plan's JSON form; changes when a reader of the old form would misread it.
 pub const VERSION: u32 = 1;
 
+/// The least version of Ollama that reads what is written here, where neither policy nor Modelfile
+/// says another.
+pub const LEAST_RUNTIME: &str = "0.14.0";
+
 /// Everything that `create` will do, decided.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

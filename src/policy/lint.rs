@@ -13,7 +13,8 @@ use serde::Serialize;
 use super::compile::{CompiledRule, Policy, Rung, Section};
 use super::expr::{Expr, Scope, TensorView};
 use super::file::{Choice, FitValue, LetValue, PolicyFile, Rule};
-use super::library::{Entry, Library, built_in_parsers};
+use super::library::{Entry, Library};
+use super::parsers::Answers;
 use super::text::Step;
 use crate::dtype::Dtype;
 use crate::fault::{Faults, Place};
@@ -345,7 +346,8 @@ impl Linter<'_> {
     /// Names of parsers and capabilities, and whether there are guards at all.
     fn facts(&mut self) {
         let file = self.entry.file.clone();
-        let parsers = || built_in_parsers().map(|(name, _)| name);
+        let carried = Answers::built_in().unwrap_or_default();
+        let parsers: Vec<&str> = carried.iter().flat_map(Answers::names).collect();
         let named: Vec<(Vec<Step>, &str)> = match &file.parser {
             None => Vec::new(),
             Some(Choice::Always(name)) => vec![(path!["parser"].to_vec(), name)],
@@ -354,9 +356,9 @@ impl Linter<'_> {
                 .collect(),
         };
         for (at, name) in named {
-            if !parsers().any(|known| known == name) {
+            if !parsers.contains(&name) {
                 let message = format!("no parser is named `{name}`");
-                let help = near(name, &parsers().collect::<Vec<_>>());
+                let help = near(name, &parsers);
                 self.find(Lint::UnknownParser, &at, message, help);
             }
         }

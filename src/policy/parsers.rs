@@ -21,6 +21,9 @@ pub const DEFAULT: &str = "plain";
 pub struct Answers {
     /// The name that policies call it by.
     pub name: String,
+    /// Other names that mean the same.
+    #[serde(default)]
+    pub aliases: Vec<String>,
     /// What stands around thinking.
     #[serde(default)]
     pub thinking: Option<Marks>,
@@ -40,6 +43,9 @@ pub struct Marks {
     pub open: String,
     /// What closes it; the end of the answer does too.
     pub close: String,
+    /// Whether models of the family need not think: the template must show that one does.
+    #[serde(default)]
+    pub optional: bool,
 }
 
 /// Tool calls: their marks and their form.
@@ -80,6 +86,13 @@ pub enum Form {
     },
     /// `<function=NAME><parameter=KEY>VALUE</parameter></function>` (Qwen3-Coder).
     FunctionTags,
+    /// `<invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>`, each tag perhaps with
+    /// a prefix (`<atem:invoke …>`).
+    InvokeTags {
+        /// What stands before `invoke` and `parameter`.
+        #[serde(default)]
+        prefix: String,
+    },
     /// `NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>` (GLM).
     KeyValueTags,
     /// `call:NAME{key:value,…}` with texts between quote marks of its own (Gemma 4).
@@ -114,9 +127,8 @@ impl Answers {
                 return Self::parse(&text).map_err(|fault| fault.in_file(&path));
             }
         }
-        match built_in_parsers().find(|(known, _)| known.eq_ignore_ascii_case(name)) {
-            Some((known, text)) => Self::parse(text)
-                .map_err(|fault| fault.in_file(format!("built-in:parsers/{known}.yaml"))),
+        match Self::built_in()?.into_iter().find(|parser| parser.is_called(name)) {
+            Some(parser) => Ok(parser),
             None => {
                 let known: Vec<&str> = built_in_parsers().map(|(known, _)| known).collect();
                 Err(Fault::new(Code::AnswerParser, format!("there is no parser {name:?}")).help(
@@ -129,6 +141,16 @@ impl Answers {
         }
     }
 
+    /// Its name and its aliases.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.name).chain(&self.aliases).map(String::as_str)
+    }
+
+    /// Whether it goes by the name, in any case.
+    pub fn is_called(&self, name: &str) -> bool {
+        self.names().any(|known| known.eq_ignore_ascii_case(name))
+    }
+
     fn parse(text: &str) -> Result<Self, Fault> {
         serde_yaml::from_str(text)
             .map_err(|error| Fault::new(Code::AnswerParser, format!("not a parser: {error}")))
@@ -139,17 +161,21 @@ impl Answers {
     /// # Errors
     /// None, unless a file in `policies/parsers` is wrong: a test reads them all.
     pub fn built_in() -> Result<Vec<Self>, Fault> {
-        built_in_parsers().map(|(_, text)| Self::parse(text)).collect()
+        let parse = |(known, text): (&str, &str)| {
+            Self::parse(text).map_err(|fault| fault.in_file(format!("parsers/{known}.yaml")))
+        };
+        built_in_parsers().map(parse).collect()
     }
 }
 
-/// What an expression sees as `parser`: its name, and whether it finds thinking and tool calls.
-/// One that lathe does not carry finds neither.
+/// What an expression sees as `parser`: its name, whether it finds tool calls, and whether all of
+/// its models think. Of one that lathe does not carry neither is known.
 pub fn describe(name: Option<&str>) -> serde_json::Value {
     let found = name.and_then(|name| Answers::named(name, &[]).ok());
+    let thinks = found.as_ref().and_then(|parser| parser.thinking.as_ref());
     serde_json::json!({
         "name": name.unwrap_or_default(),
-        "thinking": found.as_ref().is_some_and(|parser| parser.thinking.is_some()),
+        "thinking": thinks.is_some_and(|marks| !marks.optional),
         "tools": found.as_ref().is_some_and(|parser| !parser.tools.is_empty()),
     })
 }
@@ -160,10 +186,19 @@ mod tests {
 
     #[test]
     fn the_built_in_parsers_read() {
-        for parser in Answers::built_in().unwrap() {
+        let parsers = Answers::built_in().unwrap();
+        let mut names = Vec::new();
+        for parser in &parsers {
             let facts = describe(Some(&parser.name));
-            assert_eq!((&facts["thinking"], &facts["tools"]), (&true.into(), &true.into()));
+            let optional = parser.thinking.as_ref().unwrap().optional;
+            assert_eq!((&facts["thinking"], &facts["tools"]), (&(!optional).into(), &true.into()));
+            names.extend(parser.names());
+            for alias in &parser.aliases {
+                assert_eq!(Answers::named(alias, &[]).unwrap(), *parser);
+            }
         }
+        names.sort();
+        assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");
         assert_eq!(describe(Some("of nobody"))["tools"], false);
         assert_eq!(describe(None)["thinking"], false);
     }

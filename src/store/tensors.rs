@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::{CREATE_AGAIN, Layer, Manifest, Store, media, store_fault};
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults};
-use crate::format::{Format, Formats, Mode};
+use crate::format::{Format, Formats};
 
 /// A weight of a model: one tensor, or a quantized one with its companions.
 #[derive(Clone, Debug)]
@@ -164,21 +164,12 @@ fn format_of(name: &str, metadata: &Metadata) -> Result<&'static Format, String>
     let get = |key: &str| metadata.get(&format!("{name}.{key}")).or_else(|| metadata.get(key));
     let kind = get("quant_type").ok_or_else(|| format!("{name} has scales and no quant_type"))?;
     let number = |key: &str| get(key).and_then(|text| text.parse::<u64>().ok());
-    let formats = Formats::built_in();
-    let format = match number("bits") {
-        Some(bits) if kind == Mode::Affine.as_str() => {
-            let group = number("group_size").unwrap_or(64);
-            u32::try_from(bits).ok().and_then(|bits| formats.affine(bits, group))
-        }
-        _ => formats.get(&kind.to_lowercase()),
-    };
-    let format = format.ok_or_else(|| format!("{name} has the unknown quant_type {kind}"))?;
-    match number("group_size") {
-        Some(group) if group != format.group => {
-            Err(format!("{name} is {kind} with groups of {group}, not {}", format.group))
-        }
-        _ => Ok(format),
-    }
+    let (bits, group) = (number("bits"), number("group_size"));
+    Formats::built_in().labelled(kind, bits, group).ok_or_else(|| {
+        let told = |name, value: Option<u64>| value.map(|value| format!(", {name} {value}"));
+        let told = [told("bits", bits), told("groups of", group)].into_iter().flatten();
+        format!("{name} has the unknown quant_type {kind}{}", told.collect::<String>())
+    })
 }
 
 /// The logical shape of a packed weight.

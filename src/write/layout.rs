@@ -1,6 +1,8 @@
 //! The safetensors form of a blob: its header, and so every size, before a weight is read.
 
-use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
 
 use super::kernels::Float;
 use crate::dtype::Dtype;
@@ -59,11 +61,14 @@ pub fn entries(tensor: &Tensor) -> Result<Vec<Entry>, Fault> {
 }
 
 /// The bytes before the data: the header's length, and the header, padded with spaces so that the
-/// data begin at a multiple of 8. Keys and data stand in the plan's order.
+/// data begin at a multiple of 8. Data stand in the plan's order. Keys are sorted by bytes, those of
+/// the metadata too, and texts are escaped as Go does, so that a blob that Ollama's importer makes of
+/// the same tensors is the same blob.
 pub fn header(blob: &Blob) -> Result<Vec<u8>, Fault> {
-    let mut keys = Map::new();
+    let mut keys: BTreeMap<String, Value> = BTreeMap::new();
     if !blob.metadata.is_empty() {
-        keys.insert("__metadata__".into(), json!(blob.metadata));
+        let metadata: BTreeMap<_, _> = blob.metadata.iter().collect();
+        keys.insert("__metadata__".into(), json!(metadata));
     }
     let mut at = 0;
     for entry in entries_of(blob)? {
@@ -79,10 +84,24 @@ pub fn header(blob: &Blob) -> Result<Vec<u8>, Fault> {
         }
         at = end;
     }
-    let mut text = Value::Object(keys).to_string().into_bytes();
+    let mut text = escaped_for_html(&json!(keys).to_string()).into_bytes();
     text.resize(text.len().next_multiple_of(8), b' ');
     let length = text.len() as u64;
     Ok([length.to_le_bytes().as_slice(), &text].concat())
+}
+
+/// JSON with what Go's `encoding/json` escapes besides. These letters stand in texts only.
+fn escaped_for_html(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for letter in json.chars() {
+        match letter {
+            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
+                out.push_str(&format!("\\u{:04x}", u32::from(letter)));
+            }
+            other => out.push(other),
+        }
+    }
+    out
 }
 
 /// Size of the blob's file.
