@@ -8,8 +8,8 @@ use indexmap::IndexMap;
 use super::route::{Ask, Deciders, Route, quantized, reason};
 use super::stack::{Piece, pieces};
 use super::{
-    Blob, Draft, File, LEAST_RUNTIME, Manifest, Op, Plan, Request, RuleRef, Source, SourceTensor, Tensor, Totals,
-    VERSION,
+    Blob, Draft, File, LEAST_RUNTIME, Manifest, Op, Plan, Request, RuleRef, Source, SourceTensor,
+    Tensor, Totals, VERSION,
 };
 use crate::classify::{Classified, Input, Part, Weight, WeightKind};
 use crate::dtype::Dtype;

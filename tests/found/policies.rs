@@ -92,7 +92,10 @@ fn the_config_blob_of_qwen3_is_what_ollama_runs() {
         model_of(&sandbox, "Qwen3ForCausalLM", template);
         sandbox.lathe(&["create", "m", "model", "--no-smoke"]).ok();
         let config = config_blob(&sandbox, "m");
-        assert_eq!((&config["parser"], &config["renderer"]), (&json!("qwen3"), &json!("qwen3-coder")));
+        assert_eq!(
+            (&config["parser"], &config["renderer"]),
+            (&json!("qwen3"), &json!("qwen3-coder"))
+        );
         assert_eq!(config["requires"], "0.14.0");
         let claimed = config["capabilities"].as_array().unwrap().contains(&json!("thinking"));
         assert_eq!(claimed, thinks, "{template}");
@@ -111,19 +114,19 @@ fn header(bytes: &[u8]) -> (String, &[u8]) {
 
 /// What Go makes of a map of the same entries.
 fn sorted(header: &str) -> String {
-    fn value(value: &Value) -> Value {
+    fn ordered(value: &Value) -> Value {
         match value {
             // The fields of a tensor are a struct's, in its order.
             Value::Object(map) if map.contains_key("dtype") => json!(map),
             Value::Object(map) => {
                 let mut entries: Vec<_> = map.iter().collect();
                 entries.sort_by(|a, b| a.0.as_bytes().cmp(b.0.as_bytes()));
-                entries.into_iter().map(|(key, inner)| (key.clone(), value(inner))).collect()
+                entries.into_iter().map(|(key, inner)| (key.clone(), ordered(inner))).collect()
             }
             other => other.clone(),
         }
     }
-    value(&serde_json::from_str(header).unwrap()).to_string()
+    ordered(&serde_json::from_str(header).unwrap()).to_string()
 }
 
 #[test]
@@ -144,7 +147,9 @@ fn headers_have_sorted_keys_and_labels_that_ollama_reads() {
         let manifest = manifest(&sandbox, "m");
         let layers = manifest["layers"].as_array().unwrap();
         let mut labelled = 0;
-        for layer in layers.iter().filter(|layer| layer["mediaType"].as_str().unwrap().ends_with("tensor")) {
+        for layer in
+            layers.iter().filter(|layer| layer["mediaType"].as_str().unwrap().ends_with("tensor"))
+        {
             let bytes = blob(&sandbox, layer);
             let (text, _) = header(&bytes);
             assert_eq!(text, sorted(&text));
