@@ -9,7 +9,7 @@ use super::args::{OutputArg, StoreArg};
 use super::ui;
 use crate::fault::{Code, Fault, Faults};
 use crate::modelfile::{Message, Modelfile, Parameters};
-use crate::plan::render;
+use crate::plan::{self, render};
 use crate::store::{
     Config, Entry, Layer, Manifest, Name, Origin, Store, TensorOrigin, Weight, media,
 };
@@ -226,7 +226,7 @@ fn modelfile(
         licenses: texts(media::LICENSE)?,
         parser: config.parser.clone(),
         renderer: config.renderer.clone(),
-        requires: config.requires.clone(),
+        requires: config.requires.clone().filter(|least| least != plan::LEAST_RUNTIME),
         parameters,
         messages,
         ..Modelfile::default()

@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use indexmap::IndexMap;
+use indexmap::{IndexMap, IndexSet};
 use regex::Regex;
 
 use super::expr::{BadExpr, Expr};
@@ -602,6 +602,10 @@ impl<'a> Compiler<'a> {
             }
         };
         let nearest = &self.chain[0].file;
+        // An ancestor's order holds, whoever said the condition.
+        let order: IndexSet<&String> =
+            self.chain.iter().rev().flat_map(|entry| entry.file.capabilities.keys()).collect();
+        self.capabilities.sort_by_cached_key(|name, _| order.get_index_of(name));
         let requires = self.chain.iter().find_map(|entry| entry.file.requires.clone());
         let decoder = self.chain.iter().find_map(|entry| entry.file.decoder.clone());
         let policy = Policy {

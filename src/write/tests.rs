@@ -340,21 +340,23 @@ fn quantized_blobs_are_what_the_kernel_makes_of_the_whole_for_any_jobs_and_memor
 }
 
 #[test]
-fn the_header_keeps_the_plans_order_and_is_padded() {
+fn the_headers_keys_are_sorted_the_data_keep_the_plans_order_and_it_is_padded() {
     let raws: Vec<Raw> = vec![
-        ("z", Dtype::U8, vec![3], vec![1, 2, 3]),
-        ("a", Dtype::U8, vec![5], vec![4, 5, 6, 7, 8]),
+        ("a<z>", Dtype::U8, vec![3], vec![1, 2, 3]),
+        ("A", Dtype::U8, vec![5], vec![4, 5, 6, 7, 8]),
     ];
-    let mut plan = plan(vec![planned(&[&raws[0]], "z", vec![Op::Copy], Dtype::U8, &[3])]);
-    plan.blobs[0].tensors.push(planned(&[&raws[1]], "a", vec![Op::Copy], Dtype::U8, &[5]));
+    let mut plan = plan(vec![planned(&[&raws[0]], "a<z>", vec![Op::Copy], Dtype::U8, &[3])]);
+    plan.blobs[0].metadata.insert("group_size".into(), "64".into());
+    plan.blobs[0].tensors.push(planned(&[&raws[1]], "A", vec![Op::Copy], Dtype::U8, &[5]));
     let dir = tempfile::tempdir().unwrap();
     let staging = InMemory::with_room(u64::MAX);
     let outcome = run_with(&plan, &folder(dir.path(), &raws), &staging, 1, 1 << 20).unwrap();
     let blobs = staging.blobs.lock().unwrap();
     let bytes = &blobs[&outcome.blobs[0].digest];
-    let header = r#"{"__metadata__":{"quant_type":"int4"},"#.to_string()
-        + r#""z":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"#
-        + r#""a":{"dtype":"U8","shape":[5],"data_offsets":[3,8]}}"#;
+    // What Go's encoding/json makes of the map.
+    let header = r#"{"A":{"dtype":"U8","shape":[5],"data_offsets":[3,8]},"#.to_string()
+        + r#""__metadata__":{"group_size":"64","quant_type":"int4"},"#
+        + r#""a\u003cz\u003e":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}"#;
     let padded = header.len().next_multiple_of(8);
     let expected = [
         (padded as u64).to_le_bytes().as_slice(),
