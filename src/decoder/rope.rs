@@ -549,7 +549,7 @@ mod tests {
     fn read(config: &Json, head_dim: usize) -> Result<Rotation, Unclear> {
         let theta = Some(Expr::Text("rope_theta ?? 10000.0".into()));
         let rope = description::Rope { theta, ..Default::default() };
-        let scope = Scope::of_config(config, &[]);
+        let scope = Scope::of_object(config, &[]);
         Rotation::read(&Given::of(&scope, &rope, head_dim).unwrap())
     }
 

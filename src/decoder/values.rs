@@ -1,7 +1,8 @@
 //! Values of a description: literals, and CEL expressions over `config.json`.
 //!
-//! An expression sees every key of the config (those of the objects named by the description's
-//! `config` first), the description's `let` values, and in a layer `layer` and `type`. To CEL it
+//! An expression sees every key of the config (of the object that the description's `config` names,
+//! where there is one), the whole config as `config`, the description's `let` values, and in a
+//! layer `layer` and `type`. To CEL it
 //! adds `a ?? b`, the first of the alternatives that names only what is there and is not null;
 //! and the functions `sqrt`, `pow`, `log`, `at(text, index)` (a character), and
 //! `last(list, value, before)` (the last index below `before` at which the list has the value,
@@ -16,13 +17,14 @@ use cel::{Context, Program, Value};
 use serde_json::Value as Json;
 
 use super::description::Expr;
+use super::{Decoder, Filled};
 
 /// What expressions see. A scope is made for the model, and one for each layer from it.
 #[derive(Clone)]
 pub struct Scope {
     names: HashMap<String, Value>,
-    /// The objects whose keys are seen, those that hide others first, each with its path.
-    objects: Rc<Vec<(String, Json)>>,
+    /// The object whose keys are seen, and what its path in config.json begins with.
+    object: Rc<(String, Json)>,
     programs: Rc<RefCell<HashMap<String, Rc<Program>>>>,
 }
 
@@ -30,40 +32,40 @@ pub struct Scope {
 pub type Reason = String;
 
 impl Scope {
-    /// The keys of `config`, those of the objects in `inner` first.
-    pub fn of_config(config: &Json, inner: &[String]) -> Scope {
-        let mut names = HashMap::new();
-        let inner = inner.iter().filter_map(|name| Some((format!("{name}."), config.get(name)?)));
-        let objects: Vec<(String, Json)> = inner
-            .chain([(String::new(), config)])
-            .map(|(path, object)| (path, object.clone()))
-            .collect();
-        for object in objects.iter().filter_map(|(_, object)| object.as_object()) {
-            for (key, value) in object {
-                let known = names.get(key).is_some_and(|value| !matches!(value, Value::Null));
-                if !known {
-                    names.insert(key.clone(), from_json(value));
-                }
-            }
-        }
-        names.insert("config".into(), from_json(config));
-        Scope { names, objects: Rc::new(objects), programs: Rc::default() }
+    /// The keys of the object of `config` that describes the decoder, and `config` itself, both
+    /// with the defaults of their classes.
+    pub fn new(decoder: &Decoder, config: &Json) -> Scope {
+        Scope::of(&Filled::new(config, decoder.config.list(), &decoder.defaults))
     }
 
-    /// The first of `keys` that is neither null nor an empty object, and its path in config.json;
-    /// an object that hides another is searched for all of them before it.
+    /// The same of a config whose class has no defaults.
+    #[cfg(test)]
+    pub(super) fn of_object(config: &Json, inner: &[&str]) -> Scope {
+        let inner: Vec<String> = inner.iter().map(|name| (*name).into()).collect();
+        Scope::of(&Filled::new(config, &inner, &super::Defaults::new()))
+    }
+
+    fn of(filled: &Filled) -> Scope {
+        let entries = filled.object().as_object().into_iter().flatten();
+        let mut names: HashMap<String, Value> =
+            entries.map(|(key, value)| (key.clone(), from_json(value))).collect();
+        names.insert("config".into(), from_json(&filled.config));
+        let path = filled.inner.as_ref().map_or(String::new(), |name| format!("{name}."));
+        let object = Rc::new((path, filled.object().clone()));
+        Scope { names, object, programs: Rc::default() }
+    }
+
+    /// The first of `keys` that is neither null nor an empty object, and its path in config.json.
     pub fn first_given(&self, keys: &[&str]) -> Option<(String, Json)> {
         let is_empty = |value: &Json| match value {
             Json::Null => true,
             Json::Object(entries) => entries.is_empty(),
             _ => false,
         };
-        self.objects.iter().find_map(|(path, object)| {
-            let found = keys.iter().find_map(|key| {
-                Some((key, object.get(key)?)).filter(|(_, value)| !is_empty(value))
-            });
-            found.map(|(key, value)| (format!("{path}{key}"), value.clone()))
-        })
+        let (path, object) = &*self.object;
+        let mut values = keys.iter().filter_map(|key| Some((key, object.get(key)?)));
+        let (key, value) = values.find(|(_, value)| !is_empty(value))?;
+        Some((format!("{path}{key}"), value.clone()))
     }
 
     /// Adds a name, hiding an older one.
@@ -248,9 +250,10 @@ fn add_functions(context: &mut Context) {
         found.map_or(Value::Null, |c| Value::String(Arc::new(c.to_string())))
     });
     let _ = context.add_function("last", |list: Value, wanted: Value, before: i64| {
-        let Value::List(list) = list else { return -1 };
+        let Value::List(list) = list else { return Value::Null };
         let before = usize::try_from(before).unwrap_or(0).min(list.len());
-        list[..before].iter().rposition(|value| *value == wanted).map_or(-1, |at| at as i64)
+        let found = list[..before].iter().rposition(|value| *value == wanted);
+        Value::Int(found.map_or(-1, |at| at as i64))
     });
 }
 
@@ -282,10 +285,14 @@ mod tests {
 
     fn scope() -> Scope {
         let config = json!({
-            "hidden": 128, "heads": 4, "none": null, "eps": 1e-6, "kinds": ["a", "b", "a"],
-            "pattern": "M*", "inner": {"hidden": 64}, "deep": {"x": {"y": 3}},
+            "hidden": 128,
+            "inner": {
+                "hidden": 64, "heads": 4, "none": null, "eps": 1e-6, "kinds": ["a", "b", "a"],
+                "pattern": "M*", "deep": {"x": {"y": 3}},
+            },
+            "outer": 5,
         });
-        Scope::of_config(&config, &["inner".into(), "missing".into()])
+        Scope::of_object(&config, &["missing", "inner"])
     }
 
     fn float(text: &str) -> Result<Option<f64>, Reason> {
@@ -293,8 +300,10 @@ mod tests {
     }
 
     #[test]
-    fn inner_objects_hide_the_top_and_missing_things_fall_through() {
+    fn the_inner_object_stands_for_the_top_and_missing_things_fall_through() {
         assert_eq!(float("hidden"), Ok(Some(64.0)));
+        assert_eq!(float("outer"), Ok(None));
+        assert_eq!(float("config.outer"), Ok(Some(5.0)));
         assert_eq!(float("head_dim ?? hidden / heads"), Ok(Some(16.0)));
         assert_eq!(float("none ?? deep.z ?? none.x ?? kinds[7] ?? deep.x.y"), Ok(Some(3.0)));
         assert_eq!(float("none ?? missing"), Ok(None));
@@ -305,14 +314,16 @@ mod tests {
     #[test]
     fn objects_say_where_they_stand() {
         let config = json!({
-            "rope_scaling": {"at": "top"}, "inner": {"rope_parameters": {"at": "inner"}, "rope_scaling": {}},
-            "by": {"full": {"at": "by"}},
+            "rope_scaling": {"at": "top"},
+            "inner": {
+                "rope_parameters": {"at": "inner"}, "rope_scaling": {}, "by": {"full": {"at": "by"}},
+            },
         });
-        let scope = Scope::of_config(&config, &["inner".into()]);
+        let scope = Scope::of_object(&config, &["inner"]);
         let keys = ["rope_scaling", "rope_parameters"];
         let (path, object) = scope.first_given(&keys).unwrap();
         assert_eq!((path.as_str(), &object["at"]), ("inner.rope_parameters", &json!("inner")));
-        assert_eq!(Scope::of_config(&config, &[]).first_given(&keys).unwrap().0, "rope_scaling");
+        assert_eq!(Scope::of_object(&config, &[]).first_given(&keys).unwrap().0, "rope_scaling");
         assert_eq!(scope.first_given(&["rope"]), None);
         let of = |text: &str| scope.object(&Expr::Text(text.into()));
         let (path, object) = of("by.sliding ?? by[\"full\"] ?? inner").unwrap().unwrap();

@@ -12,7 +12,7 @@ use super::linear::Matrix;
 use super::native::Memory;
 use super::ops::{Function, Result as Computed};
 use super::rope::Rope;
-use super::source::{TensorSource, Weight};
+use super::source::{Tensor, TensorSource, Weight};
 use crate::cache::LayerCache;
 use crate::decoder::description::{Activation, Expr, NormDefaults};
 use crate::decoder::values::{Reason, Scope};
@@ -213,9 +213,10 @@ impl<'a> Builder<'a> {
         self.faults.push(fault.on_tensor(name));
     }
 
-    /// Counts a tensor as used without reading it.
-    pub fn passed_over(&mut self, name: &str) {
-        self.used.insert(name.into());
+    /// Counts a weight, and a bias beside it, as used without reading them, if they are there.
+    pub fn pass_over(&mut self, name: &str) {
+        self.used.extend(self.find(name));
+        self.used.insert(self.full_name(&format!("{name}.bias")));
     }
 
     fn read(&mut self, name: &str) -> Option<Weight> {
@@ -253,6 +254,17 @@ impl<'a> Builder<'a> {
                 None
             }
         }
+    }
+
+    /// Whether two weights are stored as the same numbers.
+    pub fn same(&self, one: &str, other: &str) -> bool {
+        let tensor = |name: &str| match self.source.tensor(name) {
+            Ok(Some(Weight::Float(tensor))) => Some(tensor),
+            _ => None,
+        };
+        let parts = |tensor: Tensor| (tensor.dtype, tensor.shape, tensor.bytes);
+        let (one, other) = (tensor(one).map(parts), tensor(other).map(parts));
+        one.is_some() && one == other
     }
 
     /// A matrix, quantized or not.
@@ -307,8 +319,9 @@ impl<'a> Builder<'a> {
 
     // ---- the end ----
 
-    /// Notes a fault for each tensor that is neither used nor declared unused.
-    pub fn check_all_used(&mut self, unused: &[String]) {
+    /// Notes a fault for each tensor that is neither used nor declared unused, by a glob or by what
+    /// its name begins with.
+    pub fn check_all_used(&mut self, unused: &[String], beginnings: &[String]) {
         let mut set = globset::GlobSetBuilder::new();
         for glob in unused {
             let parsed =
@@ -321,12 +334,19 @@ impl<'a> Builder<'a> {
             }
         }
         let Ok(set) = set.build() else { return };
-        let mut left: Vec<String> = self
+        let left: Vec<&String> = self
             .known
             .iter()
             .filter(|name| !self.used.contains(*name) && !set.is_match(name.replace('.', "/")))
-            .cloned()
+            .filter(|name| !beginnings.iter().any(|beginning| name.starts_with(beginning)))
             .collect();
+        // A bias of zeros, which some quantizers add to every layer, changes nothing.
+        let is_nothing = |name: &str| {
+            let weight = if name.ends_with(".bias") { self.source.tensor(name) } else { Ok(None) };
+            matches!(weight, Ok(Some(Weight::Float(tensor))) if tensor.is_zero())
+        };
+        let mut left: Vec<String> =
+            left.into_iter().filter(|name| !is_nothing(name)).cloned().collect();
         left.sort();
         for name in left {
             let message = "the decoder neither uses this tensor nor declares it unused";

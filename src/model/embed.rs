@@ -12,6 +12,8 @@ use crate::decoder::description;
 /// The embedding.
 #[derive(Clone, Debug)]
 pub struct Embed {
+    /// Of the table.
+    name: String,
     table: Matrix,
     scale: Option<f32>,
     per_layer: Option<PerLayer>,
@@ -41,7 +43,7 @@ impl Embed {
             }
             _ => None,
         };
-        Some(Embed { table, scale, per_layer })
+        Some(Embed { name: name.into(), table, scale, per_layer })
     }
 
     /// Hidden states `[rows, tokens, hidden]` of tokens `[rows, tokens]`.
@@ -108,19 +110,20 @@ impl Head {
     /// Reads the head at the top of the model's names; a tied one is the embedding.
     pub fn build(to: &mut Builder, head: &description::Head, embed: &mut Embed) -> Option<Head> {
         let tied = to.holds(&head.tied, false);
-        let found = head.tensor.list().iter().find_map(|name| to.find(name));
-        let linear = match (tied, found) {
-            (true, copy) => {
-                // Some files carry the embedding a second time under the head's name.
-                if let Some(copy) = copy {
-                    to.passed_over(&copy);
+        let names = head.tensor.list();
+        let found = names.iter().find_map(|name| Some((name, to.find(name)?)));
+        let linear = match found {
+            // The embedding a second time, or nothing.
+            found if tied && found.as_ref().is_none_or(|(_, full)| to.same(full, &embed.name)) => {
+                if let Some((name, _)) = found {
+                    to.pass_over(name);
                 }
                 embed.table = embed.table.clone().read_often(&mut to.memory);
                 to.made(|| Linear::of(embed.table.clone(), None))
             }
-            (false, _) => {
-                let names = head.tensor.list();
-                let name = names.iter().find(|name| to.find(name).is_some()).or(names.first())?;
+            // A head that is there and another wins over the flag.
+            found => {
+                let name = found.map(|(name, _)| name).or(names.first())?;
                 let bias = to.holds(&head.bias, false);
                 Linear::build(to, name, bias)
             }

@@ -95,7 +95,7 @@ pub fn load(
         // The kernels' threads call BLAS, each for itself.
         crate::mlx::device::set_blas_threads(1);
     }
-    let mut scope = Scope::of_config(config, decoder.config.list());
+    let mut scope = Scope::new(decoder, config);
     let mut faults = Faults::default();
     set_values(&mut scope, decoder.values.iter(), &mut faults);
     let mut to = Builder::new(source, scope, compute);
@@ -113,7 +113,8 @@ pub fn load(
         Some(context) => to.int_or(&Some(context.clone()), 0),
         None => None,
     };
-    to.check_all_used(&decoder.unused);
+    let beyond = names_beyond(&mut to, decoder, &root);
+    to.check_all_used(&decoder.unused, &beyond);
     let mut layers = layers;
     let shared = to.read_by_others.clone();
     layers.iter_mut().flatten().for_each(|step| step.share(&shared));
@@ -187,6 +188,15 @@ fn build_layers(to: &mut Builder, decoder: &Decoder) -> Vec<Vec<Module>> {
     let built = built.collect();
     to.scope = model_scope;
     built
+}
+
+/// What the names of layers begin with that stand after the decoder's and that it does not use.
+fn names_beyond(to: &mut Builder, decoder: &Decoder, root: &str) -> Vec<String> {
+    let layers = &decoder.layers;
+    let count = to.int_or(&Some(layers.count.clone()), 0).unwrap_or(0);
+    let more = to.int_or(&layers.beyond, 0).unwrap_or(0);
+    let name = |layer: i64| format!("{}.", layers.tensor.replace("{i}", &layer.to_string()));
+    to.under(root, |to| (count..count + more).map(|layer| to.full_name(&name(layer))).collect())
 }
 
 impl Model {

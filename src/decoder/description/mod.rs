@@ -15,6 +15,8 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::Defaults;
+
 pub use feed_forward::{
     Clamp, Correction, ExpertLayout, ExpertTensor, Experts, GatedMlp, Mlp, Moe, Router, Scores,
     Shared,
@@ -27,10 +29,13 @@ pub use mixers::{
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Decoder {
-    /// Objects of config.json whose keys hide those of the top level, such as `text_config`;
-    /// those that a config lacks are passed over.
+    /// Objects of config.json that describe the decoder in its place, such as `text_config`: the
+    /// first that a config has is taken, and keys of the top level are then under `config` only.
     #[serde(default)]
     pub config: Names,
+    /// By `model_type`, what the config's class takes for a key that is absent.
+    #[serde(default)]
+    pub defaults: Defaults,
     /// Named values, in order: a later one may use the earlier.
     #[serde(default, rename = "let")]
     pub values: IndexMap<String, Expr>,
@@ -152,6 +157,9 @@ pub struct Layers {
     pub tensor: String,
     /// How many there are.
     pub count: Expr,
+    /// How many more may stand after them that the decoder does not use, such as those that
+    /// predict further tokens (MTP).
+    pub beyond: Option<Expr>,
     /// The kind of layer `layer`, a text for conditions (`type`).
     #[serde(rename = "type")]
     pub kind: Option<Expr>,

@@ -165,6 +165,14 @@ impl Attention {
         };
         let keys = if let Ok(other) = usize::try_from(keys_of) {
             to.read_by_others.insert(other);
+            // Published files carry what such a layer would make its own keys of (Gemma 4 E2B).
+            let norms =
+                [&attention.k_norm, &attention.v_norm].map(|norm| norm.as_ref()?.tensor.as_ref());
+            let left =
+                [attention.k.as_ref(), attention.v.as_ref()].into_iter().chain(norms).flatten();
+            for name in left {
+                to.pass_over(name);
+            }
             Some(Keys::Of(other))
         } else {
             let slot = to.slot(LayerCache::Keys(KeyCache::new(window)));

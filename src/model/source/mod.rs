@@ -38,6 +38,17 @@ impl Tensor {
         Ok(mlx::from_bytes(&self.bytes, self.dtype, &shape)?)
     }
 
+    /// Whether it holds floats, all of them zero (of either sign).
+    pub fn is_zero(&self) -> bool {
+        let size = self.dtype.bytes() as usize;
+        let zero = |element: &[u8]| {
+            element
+                .split_last()
+                .is_some_and(|(last, rest)| last & 0x7f == 0 && rest.iter().all(|&byte| byte == 0))
+        };
+        self.dtype.is_float() && self.bytes.chunks(size).all(zero)
+    }
+
     /// Elements of the last axis; 0 of a tensor without axes.
     pub fn last(&self) -> i32 {
         self.shape.last().copied().unwrap_or(0)
