@@ -11,6 +11,7 @@ pub mod cache;
 pub mod chat;
 pub mod classify;
 pub mod cli;
+pub mod companion;
 pub mod create;
 pub mod decoder;
 pub mod doctor;

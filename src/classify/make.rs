@@ -7,6 +7,7 @@ use super::file::{Decode, Global, Integers, Keep, Size};
 use super::layout::Layout;
 use super::matching::Found;
 use super::{Input, Part, WeightKind};
+use crate::companion::{BIAS, GLOBAL_SCALE, SCALE};
 use crate::dtype::Dtype;
 use crate::format::{Format, Formats, Mode};
 use crate::plan::{AffinePart, GlobalScale, IntPacking, Op, Zero};
@@ -108,7 +109,7 @@ impl Material<'_> {
         if let Some(weight) = inputs.next() {
             parts.push(label("", weight, Dtype::U32, format.packed_shape(&shape)));
         }
-        for (suffix, input) in [".scale", ".bias"].into_iter().zip(inputs) {
+        for (suffix, input) in [SCALE, BIAS].into_iter().zip(inputs) {
             parts.push(label(suffix, input, format.scale_dtype(values), scales.clone()));
         }
         let mut global = None;
@@ -158,7 +159,7 @@ impl Material<'_> {
             }
         };
         let sources = vec![Input { tensor, view: None }];
-        Part { suffix: ".global_scale", sources, ops, dtype: Dtype::F32, shape }
+        Part { suffix: GLOBAL_SCALE, sources, ops, dtype: Dtype::F32, shape }
     }
 
     fn format(&self, keep: &Keep) -> Result<&'static Format, String> {
@@ -249,8 +250,8 @@ impl Material<'_> {
         };
         let parts = vec![
             part("", &inputs[..1], AffinePart::Weight, Dtype::U32, format.packed_shape(&shape)),
-            part(".scale", &inputs[1..], AffinePart::Scale, dtype, scales.clone()),
-            part(".bias", &inputs[1..], AffinePart::Bias, dtype, scales),
+            part(SCALE, &inputs[1..], AffinePart::Scale, dtype, scales.clone()),
+            part(BIAS, &inputs[1..], AffinePart::Bias, dtype, scales),
         ];
         let kind = WeightKind::Keep {
             format: format.name.as_str().into(),

@@ -3,6 +3,7 @@
 //! [`Decoder`] is what the file says; [`values`] evaluates its expressions over a model's
 //! `config.json`, [`rope`] makes frequencies of what a config says of rotary positions. Needs no MLX: `policy` reads it, `model` builds from it.
 
+pub mod converted;
 mod defaults;
 pub mod description;
 pub mod rope;

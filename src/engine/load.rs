@@ -7,11 +7,10 @@ use serde_json::Value;
 
 use super::options::Options;
 use crate::chat::{Answers, Template, is_go, template_of};
-use crate::decoder::description::Decoder;
 use crate::fault::{Code, Fault, Faults};
-use crate::model::{Backend, Blobs, Compute, Model, TensorSource, load as load_model};
+use crate::model::{Backend, Blobs, Compute, Known, Model, TensorSource, load as load_model};
 use crate::plan::DRAFT_PREFIX;
-use crate::policy::{Library, Role};
+use crate::policy::{Library, Policy, Role};
 use crate::store::{Layer, Manifest, Name, Store, media};
 use crate::tokenizer::{Files, Tokenizer};
 
@@ -63,7 +62,7 @@ fn stored_model(
         .of_type(media::TENSOR)
         .filter(|layer| is_of_target(layer))
         .map(|layer| store.blob_path(&layer.digest));
-    model_of(&Blobs::open(paths)?, files, loading)
+    model_of(Blobs::open(paths)?, files, loading)
 }
 
 impl Engine {
@@ -127,32 +126,31 @@ impl Engine {
 /// # Errors
 /// As [`Engine::load`].
 pub(super) fn model_of(
-    source: &dyn TensorSource,
+    source: impl TensorSource,
     files: &Files,
     loading: Loading,
 ) -> Result<Model, Faults> {
     let config = files
         .json("config.json")?
         .ok_or_else(|| Fault::new(Code::NoConfig, "the model has no config.json"))?;
-    let decoder = decoder_of(&config, loading.policy_dir)?.ok_or_else(|| {
+    let policy = policy_of(&config, loading.policy_dir)?;
+    let decoder = policy.decoder.as_ref().ok_or_else(|| {
         let architecture = architecture(&config);
         Fault::new(Code::NoDecoder, format!("lathe does not know how {architecture} is run"))
             .help("a policy with a decoder section can say it; see docs/policies.md")
     })?;
-    load_model(source, &decoder, &config, Compute::of(loading.backend))
+    let source = Known::by(&policy, source)?;
+    load_model(&source, decoder, &config, Compute::of(loading.backend))
 }
 
-/// The decoder section of the policy for a config; `None` when it only imports.
+/// The policy for a config; without a decoder section it only imports.
 ///
 /// # Errors
 /// When a policy cannot be read or understood.
-pub(super) fn decoder_of(
-    config: &Value,
-    policy_dir: Option<&Path>,
-) -> Result<Option<Decoder>, Faults> {
+pub(super) fn policy_of(config: &Value, policy_dir: Option<&Path>) -> Result<Policy, Faults> {
     let library = Library::load(policy_dir)?;
     let entry = library.find(&architecture(config), Role::Target)?;
-    Ok(library.compile(entry)?.decoder)
+    library.compile(entry)
 }
 
 /// The architecture as the config names it.

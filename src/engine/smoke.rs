@@ -9,7 +9,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::generate::failed;
-use super::load::{Loading, decoder_of, files_of, is_of_target, model_of};
+use super::load::{Loading, files_of, is_of_target, model_of, policy_of};
 use crate::fault::{Code, Fault, Faults};
 use crate::model::{Batch, Blobs, Logits, Model};
 use crate::store::{Layer, Manifest, Writer, media};
@@ -65,7 +65,7 @@ pub fn check(
         std::fs::read(&path).map_err(|error| Fault::io("read", &path, &error))
     })?;
     let config = files.json("config.json")?.unwrap_or(Value::Null);
-    if decoder_of(&config, policy_dir)?.is_none() {
+    if policy_of(&config, policy_dir)?.decoder.is_none() {
         return Ok(Checked::OnlyImports);
     }
     let vocabularies = ["tokenizer.json", "tekken.json", "tokenizer.model"];
@@ -87,7 +87,7 @@ pub fn check(
         return Ok(Checked::TooLarge(bytes, memory));
     }
     let source = Blobs::open(tensors.iter().map(|layer| writer.path(&layer.digest)))?;
-    let model = match model_of(&source, &files, Loading { policy_dir, ..Loading::default() }) {
+    let model = match model_of(source, &files, Loading { policy_dir, ..Loading::default() }) {
         Ok(model) => model,
         Err(faults) if faults.0.iter().all(|fault| fault.code == Code::Decoder) => {
             return Ok(Checked::CannotRun(faults));

@@ -9,10 +9,11 @@ use serde_json::{Map, Value, json};
 
 use super::shards::{self, Piece};
 use super::{Exported, names};
+use crate::companion;
 use crate::fault::{Code, Fault, Faults, Warning};
 use crate::format::Format;
 use crate::plan::DRAFT_PREFIX;
-use crate::store::{COMPANIONS, Manifest, Store, Weight, media};
+use crate::store::{Manifest, Store, Weight, media};
 
 /// mlx-lm's words for the companions.
 const MLX_COMPANIONS: [&str; 2] = [".scales", ".biases"];
@@ -67,7 +68,7 @@ fn pieces(store: &Store, weights: &[Weight]) -> Result<Vec<Piece>, Faults> {
     for weight in weights {
         for part in &weight.parts {
             let suffix = &part.name[weight.name.len()..];
-            let companion = COMPANIONS.iter().position(|companion| *companion == suffix);
+            let companion = companion::ALL.iter().position(|companion| *companion == suffix);
             let name = match companion {
                 None if weight.format.is_none() => names::plain(&weight.name),
                 None => format!("{}.weight", names::module(&weight.name)),

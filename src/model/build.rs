@@ -14,7 +14,8 @@ use super::ops::{Function, Result as Computed};
 use super::rope::Rope;
 use super::source::{Tensor, TensorSource, Weight};
 use crate::cache::LayerCache;
-use crate::decoder::description::{Activation, Expr, NormDefaults};
+use crate::decoder::converted::Told;
+use crate::decoder::description::{Activation, Converted, Expr, NormDefaults};
 use crate::decoder::values::{Reason, Scope};
 use crate::fault::{Code, Fault, Faults};
 
@@ -102,6 +103,24 @@ impl<'a> Builder<'a> {
                 self.faults.push(fault);
                 None
             }
+        }
+    }
+
+    /// Lets expressions see whether the model is a converted copy.
+    pub fn tell_converted(&mut self, converted: &Converted) {
+        let mut names: Vec<&String> = self.known.iter().collect();
+        names.sort();
+        let shaped = names.into_iter().filter_map(|name| {
+            let weight = self.source.tensor(name).ok()??;
+            let Weight::Float(tensor) = weight else { return None };
+            let shape = tensor.shape.iter().map(|&axis| axis.unsigned_abs().into());
+            Some((name.as_str(), shape.collect()))
+        });
+        match converted.told(&self.scope, shaped) {
+            Ok(told) => {
+                self.scope.set("converted", cel::Value::Bool(told == Told::Converted));
+            }
+            Err(reason) => self.fault(reason),
         }
     }
 

@@ -18,7 +18,8 @@ pub struct Conv {
 }
 
 impl Conv {
-    /// Reads a convolution stored as `[channels, 1, kernel]`.
+    /// Reads a convolution stored as `[channels, 1, kernel]`, or as MLX has it, `[channels, kernel,
+    /// 1]`: the same numbers in the same order.
     pub fn build(
         to: &mut Builder,
         name: &str,
@@ -29,7 +30,8 @@ impl Conv {
         let full = to.weight_name(name)?;
         let weight = to.vector(&full)?;
         to.expect(name, "channels", i64::from(weight.dim(0)), channels)?;
-        to.expect(name, "taps", i64::from(weight.dim(-1)), kernel)?;
+        let taps = weight.shape()[1..].iter().map(|&axis| i64::from(axis)).product();
+        to.expect(name, "taps", taps, kernel)?;
         let taps = to.made(|| {
             let weight = weight.reshape(&[channels as i32, kernel as i32])?;
             let taps: Result<Vec<Array>> =

@@ -47,6 +47,59 @@ enum Queries {
     Two(Linear, Norm, Linear),
 }
 
+/// The way from the latent to keys and values.
+struct Up {
+    /// `[heads, nope_dim, rank]`.
+    to_keys: Array,
+    /// `[heads, rank, value_dim]`.
+    to_values: Array,
+}
+
+impl Up {
+    fn build(
+        to: &mut Builder,
+        attention: &description::LatentAttention,
+        [heads, rank, nope_dim, value_dim]: [i64; 4],
+    ) -> Option<Up> {
+        let halves = [&attention.q_to_latent, &attention.latent_to_v];
+        if let [Some(keys), Some(values)] = halves
+            && to.find(keys).is_some()
+        {
+            let keys = Up::half(to, keys, [heads, rank, nope_dim]);
+            let values = Up::half(to, values, [heads, value_dim, rank]);
+            return Some(Up { to_keys: keys?, to_values: values? });
+        }
+        let rows = heads * (nope_dim + value_dim);
+        let up = Linear::build_sized(to, &attention.kv_up, false, rows)?;
+        let [heads, rank, nope_dim, value_dim] =
+            [heads, rank, nope_dim, value_dim].map(|size| size as i32);
+        to.made(|| {
+            let up = up.matrix().plain()?.reshape(&[heads, nope_dim + value_dim, rank])?;
+            let to_keys = up.try_index((.., ..nope_dim, ..))?.contiguous()?;
+            let to_values = up.try_index((.., nope_dim.., ..))?.swap_axes(1, 2)?.contiguous()?;
+            mlx_rs::transforms::eval([&to_keys, &to_values])?;
+            Ok(Up { to_keys, to_values })
+        })
+    }
+
+    /// One of the two tensors, with its last axes exchanged.
+    fn half(to: &mut Builder, name: &str, wanted: [i64; 3]) -> Option<Array> {
+        let full = to.weight_name(name)?;
+        let matrix = to.matrix(&full, false)?;
+        let axes = ["heads", "rows", "columns"];
+        let found = matrix.shape();
+        to.expect(name, "axes", found.len() as i64, 3)?;
+        for ((what, found), wanted) in axes.into_iter().zip(found).zip(wanted) {
+            to.expect(name, what, i64::from(found), wanted)?;
+        }
+        to.made(|| {
+            let half = matrix.plain()?.swap_axes(1, 2)?.contiguous()?;
+            half.eval()?;
+            Ok(half)
+        })
+    }
+}
+
 impl LatentAttention {
     /// Reads latent attention.
     pub fn build(
@@ -83,21 +136,12 @@ impl LatentAttention {
         };
         let kv_down = Linear::build_sized(to, &attention.kv_down, bias, rank + rope_dim);
         let kv_norm = Norm::build(to, &attention.kv_norm, false);
-        let kv_rows = heads * (nope_dim + value_dim);
-        let kv_up = Linear::build_sized(to, &attention.kv_up, false, kv_rows);
+        let up = Up::build(to, attention, [heads, rank, nope_dim, value_dim]);
         let o = Linear::build(to, &attention.o, bias);
         let rope = Rope::build(to, &attention.rope, rope_dim);
         let slot = to.slot(LayerCache::Keys(KeyCache::new(None)));
-        let (heads, rank, nope_dim, value_dim) =
-            (heads as i32, rank as i32, nope_dim as i32, value_dim as i32);
-        let (kv_up, rope) = (kv_up?, rope?);
-        let (to_keys, to_values) = to.made(|| {
-            let up = kv_up.matrix().plain()?.reshape(&[heads, nope_dim + value_dim, rank])?;
-            let keys = up.try_index((.., ..nope_dim, ..))?.contiguous()?;
-            let values = up.try_index((.., nope_dim.., ..))?.swap_axes(1, 2)?.contiguous()?;
-            mlx_rs::transforms::eval([&keys, &values])?;
-            Ok((keys, values))
-        })?;
+        let (heads, rank, nope_dim) = (heads as i32, rank as i32, nope_dim as i32);
+        let (Up { to_keys, to_values }, rope) = (up?, rope?);
         let scale = (f64::from(nope_dim) + rope_dim as f64).powf(-0.5) * rope.rotation.score_factor;
         let scale = to.float_or(&attention.scale, scale)? as f32;
         Some(LatentAttention {

@@ -28,5 +28,5 @@ pub mod source;
 mod tree;
 
 pub use batch::{Batch, Logits, Output, Row};
-pub use source::{Blobs, Folder, QuantizedTensor, Tensor, TensorSource, Weight};
+pub use source::{Blobs, Folder, Known, QuantizedTensor, Tensor, TensorSource, Weight};
 pub use tree::{Backend, Compute, Model, load};

@@ -19,7 +19,7 @@ use super::linear::{Linear, Matrix};
 use super::module::{Module, run};
 use super::norm::Norm;
 use super::ops::{Function, Result, last_axis, one_more, soft_cap, times};
-use crate::decoder::description::{self, ExpertLayout, ExpertTensor};
+use crate::decoder::description::{self, ExpertLayout, ExpertTensor, Names};
 
 /// A mixture of experts.
 #[derive(Clone, Debug)]
@@ -273,7 +273,10 @@ impl Router {
 #[derive(Clone, Debug)]
 struct Experts {
     entry: Entry,
+    /// Of gate and up together or of what there is in one; of gate; of up.
     entry_bias: Option<Array>,
+    gate_bias: Option<Array>,
+    up_bias: Option<Array>,
     down: Matrix,
     down_bias: Option<Array>,
     function: Function,
@@ -313,15 +316,19 @@ impl Experts {
             },
         };
         let down = stacked(to, &experts.down);
-        let mut bias = |name: &Option<String>| match name {
-            Some(name) => {
-                let name = to.full_name(name);
+        let mut bias = |names: &Option<Names>, there: bool| match names.as_ref().map(Names::list) {
+            Some(names @ [first, ..]) if there => {
+                let name = names.iter().find(|name| to.find(name).is_some()).unwrap_or(first);
+                let name = to.weight_name(name)?;
                 to.vector(&name).map(Some)
             }
-            None => Some(None),
+            _ => Some(None),
         };
-        let entry_bias = bias(&experts.gate_up_bias);
-        let down_bias = bias(&experts.down_bias);
+        let is_split = matches!(entry, Some(Entry::Split(..)));
+        let entry_bias = bias(&experts.gate_up_bias, !is_split);
+        let gate_bias = bias(&experts.gate_bias, is_split);
+        let up_bias = bias(&experts.up_bias, is_split);
+        let down_bias = bias(&experts.down_bias, true);
         let clamp = match &experts.clamp {
             Some(clamp) => {
                 let limit = to.float(&clamp.limit, "limit")?;
@@ -332,6 +339,8 @@ impl Experts {
         Some(Experts {
             entry: entry?,
             entry_bias: entry_bias?,
+            gate_bias: gate_bias?,
+            up_bias: up_bias?,
             down: down?,
             down_bias: down_bias?,
             function,
@@ -362,7 +371,8 @@ impl Experts {
                 self.function.of(&biased(up.apply_experts(&x, chosen)?, &self.entry_bias)?)?
             }
             Entry::Split(gate, up) => {
-                self.gated(&gate.apply_experts(&x, chosen)?, &up.apply_experts(&x, chosen)?)?
+                let gate = biased(gate.apply_experts(&x, chosen)?, &self.gate_bias)?;
+                self.gated(&gate, &biased(up.apply_experts(&x, chosen)?, &self.up_bias)?)?
             }
             Entry::Fused { both, interleaved } => {
                 let both = biased(both.apply_experts(&x, chosen)?, &self.entry_bias)?;

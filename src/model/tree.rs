@@ -103,6 +103,9 @@ pub fn load(
         to.fault(fault.message);
     }
     to.norms = decoder.norms.clone();
+    if let Some(converted) = &decoder.converted {
+        to.tell_converted(converted);
+    }
 
     let (root, embedding) = root_of(&mut to, decoder)?;
     let mut embed = to.under(&root, |to| Embed::build(to, &decoder.embed, &embedding));

@@ -12,6 +12,7 @@ use super::{
     Tensor, Totals, VERSION,
 };
 use crate::classify::{Classified, Input, Part, Weight, WeightKind};
+use crate::companion::{BIAS, SCALE};
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults, Warning};
 use crate::format::{Format, Formats, SOURCE};
@@ -445,9 +446,9 @@ impl Builder {
         for tensor in &tensors {
             self.claim(&tensor.name, &tensor.sources[0].name);
             if let Some(format) = tensor.ops.iter().find_map(Op::quantizes) {
-                self.claim(&format!("{}.scale", tensor.name), &tensor.sources[0].name);
+                self.claim(&format!("{}{SCALE}", tensor.name), &tensor.sources[0].name);
                 if Formats::built_in().get(format).is_some_and(Format::has_bias) {
-                    self.claim(&format!("{}.bias", tensor.name), &tensor.sources[0].name);
+                    self.claim(&format!("{}{BIAS}", tensor.name), &tensor.sources[0].name);
                 }
             }
         }

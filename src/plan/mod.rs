@@ -18,6 +18,7 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::companion;
 use crate::dtype::Dtype;
 use crate::fault::Warning;
 
@@ -157,6 +158,10 @@ pub struct Tensor {
     pub rule: Arc<RuleRef>,
 }
 
+fn is_weight(name: &str) -> bool {
+    name.ends_with(".weight")
+}
+
 impl Tensor {
     /// Bytes read for it.
     pub fn bytes_in(&self) -> u64 {
@@ -170,10 +175,11 @@ impl Tensor {
 
     /// Whether it is the scale, bias or global scale of a kept quantized weight.
     pub fn is_companion(&self) -> bool {
-        let companion = [".scale", ".bias", ".global_scale"];
+        // Whatever is kept quantized is called `….weight`.
+        let of_weight = |suffix| self.name.strip_suffix(suffix).is_some_and(is_weight);
         self.format.is_some()
             && self.ops.iter().all(|op| op.quantizes().is_none())
-            && companion.iter().any(|suffix| self.name.ends_with(suffix))
+            && companion::ALL.into_iter().any(of_weight)
     }
 
     /// Weights in it: its elements, unpacked; none for a companion.

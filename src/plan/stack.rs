@@ -48,27 +48,20 @@ pub(super) fn pieces<'w>(
                 continue;
             }
         }
-        let found = policy.stack.iter().find_map(|rule| {
-            // A cheap look before the captures: expert names have a number in them.
-            Some((rule, rule.pattern.captures(&weight.name)?))
-        });
-        let Some((rule, captures)) = found else {
+        let Some(expert) = policy.expert(&weight.name) else {
             let name = weight.name.clone();
             plain.push(Piece { name, members: vec![weight], group: None, stack: None });
             continue;
         };
-        let fill = |template: &str| {
-            template.replace("{group}", &captures["group"]).replace("{name}", &captures["name"])
-        };
-        let stacking = stacks.entry(fill(&rule.into)).or_insert_with(|| Stacking {
-            blob: fill(&rule.blob),
-            group: captures["group"].to_string(),
-            rest: captures["name"].to_string(),
-            rule: rule.info.clone(),
+        let stacking = stacks.entry(expert.stacked()).or_insert_with(|| Stacking {
+            blob: expert.blob(),
+            group: expert.group().to_string(),
+            rest: expert.rest().to_string(),
+            rule: expert.rule.info.clone(),
             members: BTreeMap::new(),
         });
-        let index = &captures["index"];
-        match index.parse::<u32>().ok().filter(|n| n.to_string() == index) {
+        let index = expert.written();
+        match expert.number() {
             Some(number) => {
                 if let Some(other) = stacking.members.insert(number, weight) {
                     let message = format!("expert {index} is there twice, also as {}", other.name);

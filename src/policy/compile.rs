@@ -9,7 +9,7 @@ use indexmap::{IndexMap, IndexSet};
 use regex::Regex;
 
 use super::expr::{BadExpr, Expr};
-use super::file::{Choice, DropRule, FitRule, LetValue, Role, Rule, Scalar, Several, StackRule};
+use super::file::{AliasRule, Choice, DropRule, FitRule, LetValue, Role, Rule, Scalar, Several, StackRule};
 use super::fit::{CompiledFit, CompiledFitValue};
 use super::library::Entry;
 use super::pattern::{GlobId, Patterns, PatternsBuilder};
@@ -34,6 +34,8 @@ pub struct Policy {
     pub patterns: Patterns,
     /// How experts are stacked; the first that matches is taken.
     pub stack: Vec<CompiledStack>,
+    /// Other names of tensors; each that matches is applied, nearest file first.
+    pub aliases: Vec<CompiledAlias>,
     /// What is not imported.
     pub drops: Vec<CompiledDrop>,
     /// What must agree between a draft and its target.
@@ -123,6 +125,15 @@ pub struct CompiledStack {
     pub blob: String,
 }
 
+/// An alias, ready to be tried.
+#[derive(Debug)]
+pub struct CompiledAlias {
+    /// Over whole names.
+    pub pattern: Regex,
+    /// Template of the name that it becomes.
+    pub into: String,
+}
+
 /// A drop rule, ready to be tried.
 #[derive(Debug)]
 pub struct CompiledDrop {
@@ -181,6 +192,7 @@ struct Compiler<'a> {
     patterns: PatternsBuilder,
     rules: Vec<CompiledRule>,
     stack: Vec<CompiledStack>,
+    aliases: Vec<CompiledAlias>,
     drops: Vec<CompiledDrop>,
     fit: Vec<CompiledFit>,
     values: IndexMap<String, CompiledValue>,
@@ -198,6 +210,7 @@ impl<'a> Compiler<'a> {
             patterns: PatternsBuilder::default(),
             rules: Vec::new(),
             stack: Vec::new(),
+            aliases: Vec::new(),
             drops: Vec::new(),
             fit: Vec::new(),
             values: IndexMap::new(),
@@ -284,6 +297,10 @@ impl<'a> Compiler<'a> {
             self.unique_id(file, "stack", index, entry.file.stack.iter().map(|rule| &rule.id));
             self.stack_rule(file, index, rule);
         }
+        for (index, rule) in entry.file.aliases.iter().enumerate() {
+            self.unique_id(file, "aliases", index, entry.file.aliases.iter().map(|rule| &rule.id));
+            self.alias(file, index, rule);
+        }
         for (index, rule) in entry.file.drop.iter().enumerate() {
             self.unique_id(file, "drop", index, entry.file.drop.iter().map(|rule| &rule.id));
             self.drop_rule(file, index, rule);
@@ -339,13 +356,9 @@ impl<'a> Compiler<'a> {
         let fault = |key: &str, message: String| {
             entry.document.fault(Code::PolicyPattern, path!["stack", index, key], message)
         };
-        let pattern = match Regex::new(&format!("^(?:{})$", rule.pattern)) {
+        let pattern = match whole(&rule.pattern) {
             Ok(pattern) => pattern,
-            Err(error) => {
-                let message = error.to_string();
-                let last = message.lines().last().unwrap_or_default().to_string();
-                return self.faults.push(fault("match", last));
-            }
+            Err(message) => return self.faults.push(fault("match", message)),
         };
         for group in ["group", "index", "name"] {
             if !pattern.capture_names().flatten().any(|name| name == group) {
@@ -364,6 +377,30 @@ impl<'a> Compiler<'a> {
         let info = self.info(file, "stack", index, &rule.id, &rule.because);
         let (into, blob) = (rule.into.clone(), rule.blob.clone());
         self.stack.push(CompiledStack { info, pattern, into, blob });
+    }
+
+    fn alias(&mut self, file: usize, index: usize, rule: &AliasRule) {
+        let entry = self.chain[file].clone();
+        let fault = |key: &str, message: String| {
+            entry.document.fault(Code::PolicyPattern, path!["aliases", index, key], message)
+        };
+        let pattern = match whole(&rule.pattern) {
+            Ok(pattern) => pattern,
+            Err(message) => return self.faults.push(fault("match", message)),
+        };
+        let groups: Vec<String> = pattern
+            .capture_names()
+            .enumerate()
+            .flat_map(|(n, name)| [Some(n.to_string()), name.map(str::to_string)])
+            .flatten()
+            .collect();
+        for hole in rule.into.split("${").skip(1).filter_map(|rest| rest.split('}').next()) {
+            if !groups.iter().any(|group| group == hole) {
+                let message = format!("the pattern has no group `{hole}`");
+                self.faults.push(fault("into", message));
+            }
+        }
+        self.aliases.push(CompiledAlias { pattern, into: rule.into.clone() });
     }
 
     fn drop_rule(&mut self, file: usize, index: usize, rule: &DropRule) {
@@ -614,6 +651,7 @@ impl<'a> Compiler<'a> {
             rules: self.rules,
             patterns,
             stack: self.stack,
+            aliases: self.aliases,
             drops: self.drops,
             fit: self.fit,
             values: self.values,
@@ -627,6 +665,14 @@ impl<'a> Compiler<'a> {
         };
         self.faults.or(policy)
     }
+}
+
+/// A regular expression over a whole name.
+fn whole(pattern: &str) -> Result<Regex, String> {
+    Regex::new(&format!("^(?:{pattern})$")).map_err(|error| {
+        let message = error.to_string();
+        message.lines().last().unwrap_or_default().to_string()
+    })
 }
 
 fn is_bare(glob: &str) -> bool {

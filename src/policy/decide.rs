@@ -134,8 +134,9 @@ impl<'p> Decider<'p> {
         mut watch: impl FnMut(usize, &Outcome),
     ) -> Result<Decision, Fault> {
         let mut hits = std::mem::take(&mut self.hits);
-        self.policy.patterns.matches(name, &mut hits);
-        let tensor = TensorView { layer: layer_of(name), shape, dtype };
+        let known = self.policy.known_as(name);
+        self.policy.patterns.matches(&known, &mut hits);
+        let tensor = TensorView { layer: layer_of(&known), shape, dtype };
         let mut decision = None;
         for (index, rule) in self.policy.rules.iter().enumerate() {
             let outcome = self.outcome(rule, &hits, &tensor, name)?;
@@ -283,7 +284,7 @@ impl<'p> Decider<'p> {
             return Ok(None);
         }
         let mut hits = std::mem::take(&mut self.hits);
-        self.policy.patterns.matches(name, &mut hits);
+        self.policy.patterns.matches(&self.policy.known_as(name), &mut hits);
         let mut found = None;
         for rule in &self.policy.drops {
             if !rule.matches.iter().any(|&id| hits[id]) || rule.except.iter().any(|&id| hits[id]) {

@@ -47,6 +47,11 @@ pub struct PolicyFile {
     /// How tensors of single experts become one.
     #[serde(default)]
     pub stack: Vec<StackRule>,
+    /// Other names under which copies of a model store its tensors. Rules and the decoder see the
+    /// name that is made of them, all that match being applied in turn; what is stored keeps the
+    /// source's own.
+    #[serde(default)]
+    pub aliases: Vec<AliasRule>,
     /// Tensors that are not imported.
     #[serde(default)]
     pub drop: Vec<DropRule>,
@@ -213,6 +218,22 @@ pub struct StackRule {
     /// Name of the blob that holds all stacked tensors of one group.
     pub blob: String,
     /// Why, for whoever reads the plan.
+    #[serde(default)]
+    pub because: String,
+}
+
+/// Another name of a tensor.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AliasRule {
+    /// Name of the rule, unique in the file.
+    pub id: String,
+    /// A regular expression over whole names.
+    #[serde(rename = "match")]
+    pub pattern: String,
+    /// The name that the policy knows, with `${1}` and so on for the groups.
+    pub into: String,
+    /// Who calls it so, for whoever reads the policy.
     #[serde(default)]
     pub because: String,
 }

@@ -10,6 +10,7 @@ pub mod file;
 pub mod fit;
 pub mod library;
 pub mod lint;
+pub mod names;
 pub mod parsers;
 pub mod pattern;
 pub mod schedule;

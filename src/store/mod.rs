@@ -32,7 +32,7 @@ pub use name::{DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, Name};
 pub use origin::{Origin, TensorOrigin};
 pub use stage::{Blob, Committed, Staged, Writer};
 pub use sweep::{Garbage, Removed};
-pub use tensors::{COMPANIONS, StoredTensor, Weight};
+pub use tensors::{StoredTensor, Weight};
 pub use verify::{BadBlob, Damage, Verified};
 
 use crate::fault::{Code, Fault};

@@ -1,8 +1,7 @@
 //! What is inside a model's tensor blobs: their headers, read without their data.
 //!
-//! A quantized tensor `<t>` lies beside `<t>.scale` and, as its format has it, `<t>.bias` or
-//! `<t>.global_scale`; the blob's metadata names the format. This file puts those together again
-//! into [`Weight`]s.
+//! A quantized tensor `<t>` lies beside its [companions](crate::companion); the blob's metadata
+//! names the format. This file puts those together again into [`Weight`]s.
 
 use std::fs::File;
 use std::io::Read;
@@ -13,6 +12,7 @@ use indexmap::IndexMap;
 use serde_json::Value;
 
 use super::{CREATE_AGAIN, Layer, Manifest, Store, media, store_fault};
+use crate::companion;
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults};
 use crate::format::{Format, Formats};
@@ -47,9 +47,6 @@ pub struct StoredTensor {
     /// Bytes in the blob's file, from its start.
     pub range: Range<u64>,
 }
-
-/// What is added to a weight's name for its companions.
-pub const COMPANIONS: [&str; 3] = [".scale", ".bias", ".global_scale"];
 
 impl Weight {
     /// Bytes of the weight and its companions.
@@ -97,19 +94,23 @@ impl Store {
     fn blob_weights(&self, layer: &Layer) -> Result<Vec<Weight>, Wrong> {
         let path = self.blob_path(&layer.digest);
         let (metadata, mut tensors) = read_header(&path, layer)?;
-        let names: Vec<String> = tensors.keys().cloned().collect();
+        let packed = |name: &str| {
+            let tensor = tensors.get(name).filter(|_| told(&metadata, name, "quant_type").is_some());
+            tensor.map(|tensor| tensor.dtype)
+        };
+        let names: Vec<String> = tensors
+            .keys()
+            .filter(|name| companion::base_of(name, packed).is_none())
+            .cloned()
+            .collect();
         let mut weights = Vec::new();
         for name in &names {
-            let companions = COMPANIONS.map(|suffix| format!("{name}{suffix}"));
-            let is_companion = COMPANIONS.iter().any(|suffix| {
-                name.strip_suffix(suffix).is_some_and(|base| names.iter().any(|n| n == base))
-            });
-            if is_companion {
-                continue;
-            }
             let mut parts = vec![];
             parts.extend(tensors.swap_remove(name));
-            parts.extend(companions.iter().filter_map(|name| tensors.swap_remove(name)));
+            if parts.iter().any(|part| part.dtype == Dtype::U32) {
+                let companions = companion::ALL.map(|suffix| format!("{name}{suffix}"));
+                parts.extend(companions.iter().filter_map(|name| tensors.swap_remove(name)));
+            }
             weights.push(weight(name, layer, parts, &metadata)?);
         }
         Ok(weights)
@@ -139,7 +140,7 @@ fn weight(
     metadata: &Metadata,
 ) -> Result<Weight, Wrong> {
     let (stored, layer) = (&parts[0], layer.clone());
-    let scale = parts.iter().find(|part| part.name.ends_with(COMPANIONS[0]));
+    let scale = parts[1..].iter().find(|part| part.name[name.len()..] == *companion::SCALE);
     let (format, dtype, shape) = match scale {
         None => (None, stored.dtype, stored.shape.clone()),
         Some(scale) => {
@@ -159,9 +160,14 @@ fn weight(
     Ok(Weight { name: name.into(), format, dtype, shape, layer, parts })
 }
 
-/// The format that the metadata names, for this tensor or for the whole blob.
+/// What the metadata tells of a tensor: for it alone, or for the whole blob.
+fn told<'m>(metadata: &'m Metadata, name: &str, key: &str) -> Option<&'m String> {
+    metadata.get(&format!("{name}.{key}")).or_else(|| metadata.get(key))
+}
+
+/// The format that the metadata names.
 fn format_of(name: &str, metadata: &Metadata) -> Result<&'static Format, String> {
-    let get = |key: &str| metadata.get(&format!("{name}.{key}")).or_else(|| metadata.get(key));
+    let get = |key: &str| told(metadata, name, key);
     let kind = get("quant_type").ok_or_else(|| format!("{name} has scales and no quant_type"))?;
     let number = |key: &str| get(key).and_then(|text| text.parse::<u64>().ok());
     let (bits, group) = (number("bits"), number("group_size"));

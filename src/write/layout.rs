@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::kernels::Float;
+use crate::companion::{BIAS, SCALE};
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault};
 use crate::format::Formats;
@@ -52,10 +53,10 @@ pub fn entries(tensor: &Tensor) -> Result<Vec<Entry>, Fault> {
     let scale = format.scale_dtype(tensor.dtype);
     let mut entries = vec![
         entry("", Dtype::U32, format.packed_shape(&tensor.shape)),
-        entry(".scale", scale, format.scale_shape(&tensor.shape)),
+        entry(SCALE, scale, format.scale_shape(&tensor.shape)),
     ];
     if format.has_bias() {
-        entries.push(entry(".bias", scale, format.scale_shape(&tensor.shape)));
+        entries.push(entry(BIAS, scale, format.scale_shape(&tensor.shape)));
     }
     Ok(entries)
 }

@@ -132,10 +132,14 @@ pub struct Experts {
     pub down: ExpertTensor,
     /// Whether the rows of gate_up alternate rather than stand in two blocks.
     pub interleaved: Option<Expr>,
-    /// Names of the biases of gate_up and down, `[experts, …]`.
-    pub gate_up_bias: Option<String>,
+    /// Names of the biases of gate_up and down, `[experts, …]`; of several the first that exists.
+    pub gate_up_bias: Option<Names>,
     /// As above.
-    pub down_bias: Option<String>,
+    pub down_bias: Option<Names>,
+    /// Names of the biases of gate and up, where they are two tensors.
+    pub gate_bias: Option<Names>,
+    /// As above.
+    pub up_bias: Option<Names>,
     /// Applied to the gate (or to up, without a gate).
     pub activation: Activation,
     /// Gate is capped above and up on both sides by this, up gets 1 added, and the gate is

@@ -131,6 +131,11 @@ pub struct LatentAttention {
     pub kv_norm: Norm,
     /// Latent to keys and values, `[heads × (nope_dim + value_dim), rank]`.
     pub kv_up: String,
+    /// The same in two tensors, which are taken if the model has them: queries to latent,
+    /// `[heads, rank, nope_dim]`, …
+    pub q_to_latent: Option<String>,
+    /// … and latent to values, `[heads, value_dim, rank]`.
+    pub latent_to_v: Option<String>,
     /// The way out, `[hidden, heads × value_dim]`.
     pub o: String,
     /// Whether q_down, kv_down and o have biases.

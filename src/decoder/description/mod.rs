@@ -43,6 +43,10 @@ pub struct Decoder {
     /// empty text is the top.
     #[serde(default)]
     pub root: Names,
+    /// How copies whose values a converter changed are told from the original; expressions then
+    /// see `converted`, true or false.
+    #[serde(default)]
+    pub converted: Option<Converted>,
     /// The trained context, in tokens.
     #[serde(default)]
     pub context: Option<Expr>,
@@ -102,6 +106,21 @@ pub enum Expr {
     /// A CEL expression over the config's keys and the `let` values. `a ?? b` is the first that
     /// is there and not null.
     Text(String),
+}
+
+/// A converter that changes values changes the layout of other tensors too, and these tell which
+/// of both a model is. A tensor that fits neither, or tensors that disagree, are a fault.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Converted {
+    /// The converter, as faults name it.
+    pub by: String,
+    /// A glob over whole names of the tensors that tell.
+    pub tensor: String,
+    /// Their shape in the original: a value for each axis, null for any.
+    pub original: Vec<Option<Expr>>,
+    /// Their shape in a copy that was converted.
+    pub shape: Vec<Option<Expr>>,
 }
 
 /// What norms are unless they say otherwise.

@@ -6,14 +6,11 @@ use std::path::PathBuf;
 
 use super::file::File;
 use super::{QuantizedTensor, TensorSource, Weight};
+use crate::companion::{self, BIAS, GLOBAL_SCALE, SCALE};
+use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults};
 use crate::format::{Formats, Mode};
 use crate::mlx::Packing;
-
-/// Companions of a quantized tensor, by what is put after its name.
-const SCALE: &str = ".scale";
-const BIAS: &str = ".bias";
-const GLOBAL_SCALE: &str = ".global_scale";
 
 /// The blobs of a model.
 pub struct Blobs {
@@ -38,14 +35,9 @@ impl Blobs {
         }
         let mut tensors = HashMap::new();
         for (index, file) in files.iter().enumerate() {
-            let quantized = |name: &str| quant_type(file, name).is_some();
+            let packed = |name: &str| file.dtype(name).filter(|_| quant_type(file, name).is_some());
             for name in file.names() {
-                let companion = [SCALE, BIAS, GLOBAL_SCALE].iter().any(|suffix| {
-                    name.strip_suffix(suffix).is_some_and(|base| {
-                        quantized(base) && file.names().any(|other| other == base)
-                    })
-                });
-                if !companion {
+                if companion::base_of(name, packed).is_none() {
                     tensors.insert(name.clone(), index);
                 }
             }
@@ -73,7 +65,8 @@ impl TensorSource for Blobs {
             return Ok(None);
         };
         let Some(weight) = file.tensor(name) else { return Ok(None) };
-        let scales = file.tensor(&format!("{name}{SCALE}"));
+        let beside = |suffix: &str| file.tensor(&format!("{name}{suffix}"));
+        let scales = Some(SCALE).filter(|_| weight.dtype == Dtype::U32).and_then(beside);
         let (Some(kind), Some(scales)) = (quant_type(file, name), scales) else {
             return Ok(Some(Weight::Float(weight)));
         };
@@ -101,11 +94,11 @@ impl TensorSource for Blobs {
                 "says {bits} bits in groups of {group}, which do not fit the tensor"
             )));
         }
-        let biases = file.tensor(&format!("{name}{BIAS}"));
+        let biases = beside(BIAS);
         if (mode == Mode::Affine) != biases.is_some() {
             return Err(unreadable("and the biases that are there do not fit each other"));
         }
-        let global_scale = file.tensor(&format!("{name}{GLOBAL_SCALE}"));
+        let global_scale = beside(GLOBAL_SCALE);
         let packing = Packing { mode, bits, group };
         let quantized = QuantizedTensor { weight, scales, biases, global_scale, packing };
         Ok(Some(Weight::Quantized(Box::new(quantized))))

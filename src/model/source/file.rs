@@ -83,6 +83,11 @@ impl File {
         self.tensors.keys()
     }
 
+    /// The dtype of a tensor; `None` when the file has none of that name.
+    pub fn dtype(&self, name: &str) -> Option<Dtype> {
+        self.tensors.get(name).map(|entry| entry.dtype)
+    }
+
     /// A tensor; `None` when the file has none of that name. It keeps the file mapped.
     pub fn tensor(&self, name: &str) -> Option<Tensor> {
         let Entry { dtype, shape, bytes } = self.tensors.get(name)?;

@@ -5,9 +5,11 @@
 mod blobs;
 mod file;
 mod folder;
+mod known;
 
 pub use blobs::Blobs;
 pub use folder::Folder;
+pub use known::Known;
 
 use bytes::Bytes;
 use mlx_rs::Array;
