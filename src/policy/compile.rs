@@ -9,7 +9,9 @@ use indexmap::{IndexMap, IndexSet};
 use regex::Regex;
 
 use super::expr::{BadExpr, Expr};
-use super::file::{AliasRule, Choice, DropRule, FitRule, LetValue, Role, Rule, Scalar, Several, StackRule};
+use super::file::{
+    AliasRule, Choice, DropRule, FitRule, LetValue, Role, Rule, Scalar, Several, StackRule,
+};
 use super::fit::{CompiledFit, CompiledFitValue};
 use super::library::Entry;
 use super::pattern::{GlobId, Patterns, PatternsBuilder};

@@ -95,7 +95,8 @@ impl Store {
         let path = self.blob_path(&layer.digest);
         let (metadata, mut tensors) = read_header(&path, layer)?;
         let packed = |name: &str| {
-            let tensor = tensors.get(name).filter(|_| told(&metadata, name, "quant_type").is_some());
+            let tensor =
+                tensors.get(name).filter(|_| told(&metadata, name, "quant_type").is_some());
             tensor.map(|tensor| tensor.dtype)
         };
         let names: Vec<String> = tensors
