@@ -86,7 +86,7 @@ mod tests {
             original: vec![None, Some(Expr::Int(1)), text("kernel")],
             shape: vec![None, text("kernel"), Some(Expr::Int(1))],
         };
-        let scope = Scope::of_config(&json!({"kernel": 4}), &[]);
+        let scope = Scope::of_object(&json!({"kernel": 4}), &[]);
         let tensors = shapes.iter().map(|shape| ("model.layers.0.conv1d.weight", shape.to_vec()));
         let other = [("model.norm.weight", vec![8])];
         converted.told(&scope, tensors.chain(other))
