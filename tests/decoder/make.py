@@ -4,7 +4,9 @@ usage: make.py OUT [NAME...]
 
 OUT/NAME/config.json and model.safetensors: bf16 weights as transformers saves them.
 OUT/NAME.ref.safetensors: input_ids [1, 20], logits [1, 20, 96] of the whole prompt in float32 with
-eager attention, greedy [16], the continuation through transformers' cache.
+eager attention, greedy [16], the continuation by transformers' `generate`. Where rotations depend on
+the length (LONG), also those of a prompt of 40 tokens, long_input_ids and so on: the trained length of
+these models lies between the two, and the continuation of the shorter prompt crosses it.
 """
 import json, os, sys, warnings
 
@@ -14,7 +16,7 @@ from safetensors.torch import save_file
 
 warnings.filterwarnings("ignore")
 T.logging.set_verbosity_error()
-VOCABULARY, PROMPT, CONTINUATION = 96, 20, 16
+VOCABULARY, PROMPT, LONG_PROMPT, CONTINUATION = 96, 20, 40, 16
 
 BASE = dict(
     vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
@@ -37,6 +39,7 @@ LATENT = dict(q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=4, qk_nope_head_
               n_shared_experts=1, n_group=1, topk_group=1, num_key_value_heads=4)
 GEMMA4 = dict(sliding_window=8, global_head_dim=16, vocab_size_per_layer_input=VOCABULARY,
               layer_types=["sliding_attention", "full_attention"], final_logit_softcapping=30.0)
+LISTS = dict(short_factor=[1.0, 1.3, 1.7, 2.2], long_factor=[1.5, 3.0, 6.0, 9.0])
 LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_factor=1.0,
               high_freq_factor=4.0, original_max_position_embeddings=16)
 
@@ -66,6 +69,13 @@ MODELS = {
     "lfm2_moe": ("Lfm2Moe", but("head_dim", layer_types=["conv", "full_attention", "conv"],
         num_hidden_layers=3, num_dense_layers=1, **EXPERTS, conv_L_cache=3, use_expert_bias=True)),
     "llama": ("Llama", but(rope_parameters=LLAMA3)),
+    "llama_dynamic": ("Llama", but(max_position_embeddings=26, rope_parameters=dict(
+        rope_type="dynamic", rope_theta=100.0, factor=4.0))),
+    "llama_longrope": ("Llama", but(rope_parameters=dict(rope_type="longrope", rope_theta=100.0,
+        original_max_position_embeddings=26, **LISTS))),
+    "llama_yarn": ("Llama", but(max_position_embeddings=26, rope_parameters=dict(
+        rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_position_embeddings=26,
+        mscale=1.0, mscale_all_dim=0.5))),
     "minimax_m2": ("MiniMaxM2", but(num_local_experts=4, num_experts_per_tok=2,
         intermediate_size=16)),
     "ministral3": ("Ministral3", but(sliding_window=None, rope_parameters=dict(rope_type="yarn",
@@ -78,6 +88,11 @@ MODELS = {
         ssm_state_size=8, mamba_num_heads=4, mamba_head_dim=8, n_groups=2, chunk_size=8,
         n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
         moe_shared_expert_intermediate_size=16, n_shared_experts=1, time_step_min=1e-30)),
+    "phi3": ("Phi3", but("head_dim", original_max_position_embeddings=26, sliding_window=None,
+        rope_parameters=dict(rope_type="longrope", rope_theta=100.0, **LISTS))),
+    "phi3_partial": ("Phi3", but("head_dim", original_max_position_embeddings=26, sliding_window=8,
+        tie_word_embeddings=True, hidden_size=64, partial_rotary_factor=0.5, rope_parameters=dict(
+        rope_type="longrope", rope_theta=100.0, factor=4.0, **LISTS))),
     "qwen2": ("Qwen2", but("head_dim")),
     "qwen3": ("Qwen3", but(tie_word_embeddings=True)),
     "qwen3_5": ("Qwen3_5Text Qwen3_5", but(tie_word_embeddings=True, **DELTA, **QWEN35_ROPE)),
@@ -88,6 +103,8 @@ MODELS = {
     "qwen3_next": ("Qwen3Next", but(**EXPERTS, shared_expert_intermediate_size=16,
         norm_topk_prob=True, **DELTA)),
 }
+
+LONG = {"llama_dynamic", "llama_longrope", "llama_yarn", "phi3", "phi3_partial"}
 
 
 def randomize(model, seed):
@@ -106,15 +123,21 @@ def randomize(model, seed):
 
 
 def continuation(model, ids):
-    """Greedy tokens through the cache, and the least margin between best and second best."""
-    out, tokens, margin = model(input_ids=ids, use_cache=True), [], 1e9
-    for _ in range(CONTINUATION):
-        best = out.logits[0, -1].topk(2)
-        margin = min(margin, (best.values[0] - best.values[1]).item())
-        tokens.append(best.indices[:1])
-        cache = getattr(out, "cache", None) or out.past_key_values
-        out = model(input_ids=tokens[-1][None], cache=cache, use_cache=True)
-    return torch.cat(tokens), margin
+    """Greedy tokens, and the least margin between best and second best."""
+    settings = T.GenerationConfig(do_sample=False, max_new_tokens=CONTINUATION, eos_token_id=None,
+                                  pad_token_id=0, use_cache=True)
+    out = model.generate(ids, generation_config=settings, return_dict_in_generate=True,
+                         output_logits=True)
+    best = torch.stack(out.logits, 1)[0].topk(2).values
+    return out.sequences[0, ids.shape[1]:], (best[:, 0] - best[:, 1]).min().item()
+
+
+def reference(model, length):
+    ids = torch.randint(3, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(7))
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits
+        greedy, margin = continuation(model, ids)
+    return {"input_ids": ids.int(), "logits": logits.contiguous(), "greedy": greedy.int()}, margin
 
 
 def make(out, name, kinds, settings):
@@ -129,16 +152,19 @@ def make(out, name, kinds, settings):
         model.to(torch.bfloat16).save_pretrained(folder)
         model = model_class.from_pretrained(folder, dtype=torch.float32,
                                             attn_implementation="eager").eval()
-        ids = torch.randint(3, VOCABULARY, (1, PROMPT), generator=torch.Generator().manual_seed(7))
-        with torch.no_grad():
-            logits = model(input_ids=ids).logits
-            greedy, margin = continuation(model, ids)
+        tensors, margin = reference(model, PROMPT)
+        if name in LONG:
+            # A fresh model: a dynamic rotation remembers the longest sequence that it has seen.
+            model = model_class.from_pretrained(folder, dtype=torch.float32,
+                                                attn_implementation="eager").eval()
+            long, of_long = reference(model, LONG_PROMPT)
+            tensors |= {"long_" + key: value for key, value in long.items()}
+            margin = min(margin, of_long)
         if margin > 0.01:
             break
-    save_file({"input_ids": ids.int(), "logits": logits.contiguous(), "greedy": greedy.int()},
-              f"{folder}.ref.safetensors")
+    save_file(tensors, f"{folder}.ref.safetensors")
     os.path.exists(f"{folder}/generation_config.json") and os.remove(f"{folder}/generation_config.json")
-    print(name, "seed", seed, "margin", round(margin, 4), "std", round(logits.std().item(), 3))
+    print(name, "seed", seed, "margin", round(margin, 4), "std", round(tensors["logits"].std().item(), 3))
 
 
 if __name__ == "__main__":
