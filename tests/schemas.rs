@@ -112,3 +112,10 @@ fn the_decoder_chapter_has_every_key_with_its_meaning() {
         }
     }
 }
+
+#[test]
+fn the_decoder_chapter_has_every_kind_of_rotation() {
+    let chapter = std::fs::read_to_string(root().join("docs/decoder.md")).unwrap();
+    let table = lathe::decoder::rope::Kind::table();
+    assert!(chapter.contains(&table), "docs/decoder.md lacks the table of kinds:\n{table}");
+}

@@ -10,6 +10,7 @@ use mlx_rs::{Array, Dtype};
 use serde::Serialize;
 
 use super::generate::failed;
+use crate::cache::Cache;
 use crate::fault::{Code, Fault};
 use crate::model::{Batch, Logits, Model};
 
@@ -93,9 +94,9 @@ impl Reference {
     /// When the model's vocabulary is another, or a pass fails.
     pub fn compare(&self, model: &Model) -> Result<Comparison, Fault> {
         let mut cache = model.new_cache();
-        let mut pass = |tokens: &[u32], wanted| -> Result<Vec<f32>, Fault> {
+        let pass = |cache: &mut Cache, tokens: &[u32], wanted| -> Result<Vec<f32>, Fault> {
             let batch = Batch::one(tokens, cache.offset(), wanted);
-            let output = model.forward(&batch, &mut [&mut cache])?;
+            let output = model.forward(&batch, &mut [&mut *cache])?;
             let none = || Fault::new(Code::Internal, "a pass gave no logits");
             let logits = output.logits.ok_or_else(none)?;
             mlx_rs::transforms::eval(cache.arrays().chain([&logits])).map_err(failed)?;
@@ -104,7 +105,7 @@ impl Reference {
             })?;
             Ok(logits.to_vec())
         };
-        let logits = pass(&self.ids, Logits::All)?;
+        let logits = pass(&mut cache, &self.ids, Logits::All)?;
         if logits.len() != self.logits.len() {
             let ours = logits.len() / self.ids.len();
             let message = format!(
@@ -123,14 +124,20 @@ impl Reference {
             }
         }
         let mut differs_at = None;
-        let mut last = logits;
+        let (mut last, mut whole, mut tokens) = (logits, self.ids.len(), self.ids.clone());
         for (step, &wanted) in self.greedy.iter().flatten().enumerate() {
             let from = last.len() - self.vocabulary;
             if likeliest(&last[from..]) != wanted {
                 differs_at = Some(step);
                 break;
             }
-            last = pass(&[wanted], Logits::Last)?;
+            tokens.push(wanted);
+            last = if model.runs_again(whole, tokens.len()) {
+                (cache, whole) = (model.new_cache(), tokens.len());
+                pass(&mut cache, &tokens, Logits::Last)?
+            } else {
+                pass(&mut cache, &[wanted], Logits::Last)?
+            };
         }
         Ok(Comparison {
             max_difference: worst,

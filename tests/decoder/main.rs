@@ -1,8 +1,8 @@
 //! Decoders against `transformers`: logits and greedy continuations of tiny random models.
 //!
 //! `models` holds them, made by `make.py`: `NAME/` with config.json and model.safetensors, and
-//! `NAME.ref.safetensors` with input_ids, logits and greedy. `LATHE_TINY_MODELS` names a folder
-//! with more, laid out alike.
+//! `NAME.ref.safetensors` with input_ids, logits and greedy, and for some the same of a longer
+//! prompt, `long_input_ids` and so on. `LATHE_TINY_MODELS` names a folder with more, laid out alike.
 #![cfg(feature = "mlx")]
 
 use std::path::{Path, PathBuf};
@@ -50,7 +50,8 @@ fn config(folder: &Path) -> Value {
     json5::from_str(&std::fs::read_to_string(folder.join("config.json")).unwrap()).unwrap()
 }
 
-fn case(folder: &Path, compute: Compute) -> Case {
+/// The model with its prompt, or with its longer prompt (`long_`) if it has one.
+fn case(folder: &Path, compute: Compute, prompt: &str) -> Option<Case> {
     let source = Folder::open(folder, "experts").unwrap();
     let config = config(folder);
     let model = match load(&source, &decoder(&config), &config, compute) {
@@ -60,18 +61,18 @@ fn case(folder: &Path, compute: Compute) -> Case {
     let mut reference = folder.as_os_str().to_owned();
     reference.push(".ref.safetensors");
     let reference = Array::load_safetensors(PathBuf::from(reference)).unwrap();
-    let ints = |name: &str| -> Vec<u32> {
-        let array = reference[name].as_dtype(Dtype::Uint32).unwrap();
+    let ints = |name: &str| -> Option<Vec<u32>> {
+        let array = reference.get(&format!("{prompt}{name}"))?.as_dtype(Dtype::Uint32).unwrap();
         array.eval().unwrap();
-        array.as_slice::<u32>().to_vec()
+        Some(array.as_slice::<u32>().to_vec())
     };
-    Case {
-        name: folder.file_name().unwrap().to_string_lossy().into_owned(),
+    Some(Case {
+        name: format!("{prompt}{}", folder.file_name().unwrap().to_string_lossy()),
         model,
-        ids: ints("input_ids"),
-        logits: reference["logits"].clone(),
-        greedy: ints("greedy"),
-    }
+        ids: ints("input_ids")?,
+        logits: reference[&format!("{prompt}logits")].clone(),
+        greedy: ints("greedy")?,
+    })
 }
 
 /// One pass, evaluated.
@@ -101,14 +102,25 @@ fn best(logits: &Array) -> u32 {
 }
 
 impl Case {
-    /// Logits of the whole prompt, fed in chunks; and the cache after it.
+    /// A part of the prompt.
+    fn part(&self, from: usize, to: usize) -> Row {
+        let (tokens, whole) = (self.ids[from..to].to_vec(), self.ids.len());
+        Row { tokens, position: from, whole, ..Row::default() }
+    }
+
+    /// Logits of the whole prompt, fed in chunks that say so; and the cache after it.
     fn in_chunks(&self, size: usize) -> (Array, Cache) {
+        self.in_chunks_of(self.ids.len(), size)
+    }
+
+    fn in_chunks_of(&self, whole: usize, size: usize) -> (Array, Cache) {
         let mut cache = self.model.new_cache();
         let parts: Vec<Array> = self
             .ids
             .chunks(size)
             .map(|chunk| {
-                let batch = Batch::one(chunk, cache.offset(), Logits::All);
+                let mut batch = Batch::one(chunk, cache.offset(), Logits::All);
+                batch.rows[0].whole = whole;
                 forward(&self.model, &batch, &mut [&mut cache]).logits.unwrap()
             })
             .collect();
@@ -125,11 +137,28 @@ impl Case {
         }
     }
 
+    /// Where the rotation depends on the length, chunks that do not tell it give something else.
+    fn check_whole(&self) {
+        if !self.model.turns_alike(7, self.ids.len()) {
+            let (logits, _) = self.in_chunks_of(0, 7);
+            assert!(difference(&logits, &self.logits) > TOLERANCE, "{}", self.name);
+        }
+    }
+
     fn check_greedy(&self) {
         let (logits, mut cache) = self.in_chunks(self.ids.len());
         let mut token = best(&logits.try_index((0, -1)).unwrap());
-        let mut found = vec![token];
+        let (mut found, mut whole) = (vec![token], self.ids.len());
         while found.len() < self.greedy.len() {
+            let length = cache.offset() + 1;
+            if self.model.runs_again(whole, length) {
+                cache = self.model.new_cache();
+                let before = self.ids.iter().chain(&found[..found.len() - 1]).copied().collect();
+                let row = Row { tokens: before, whole: length, ..Row::default() };
+                let batch = Batch { rows: vec![row], logits: Logits::None, hidden: None };
+                forward(&self.model, &batch, &mut [&mut cache]);
+                whole = length;
+            }
             let batch = Batch::one(&[token], cache.offset(), Logits::Last);
             let logits = forward(&self.model, &batch, &mut [&mut cache]).logits.unwrap();
             token = best(&logits);
@@ -154,15 +183,13 @@ impl Case {
         let mut caches: Vec<Cache> = starts.iter().map(|_| self.model.new_cache()).collect();
         for (cache, &start) in caches.iter_mut().zip(&starts) {
             if start > 0 {
-                let batch = Batch::one(&self.ids[..start], 0, Logits::None);
+                let rows = vec![self.part(0, start)];
+                let batch = Batch { rows, logits: Logits::None, hidden: None };
                 forward(&self.model, &batch, &mut [cache]);
             }
         }
-        let rows = starts.iter().zip(lengths).map(|(&start, length)| Row {
-            tokens: self.ids[start..start + length].to_vec(),
-            position: start,
-            ..Row::default()
-        });
+        let rows = starts.iter().zip(lengths);
+        let rows = rows.map(|(&start, length)| self.part(start, start + length));
         let batch = Batch { rows: rows.collect(), logits: Logits::All, hidden: None };
         let mut refs: Vec<&mut Cache> = caches.iter_mut().collect();
         let logits = forward(&self.model, &batch, &mut refs).logits.unwrap();
@@ -178,7 +205,8 @@ impl Case {
         for (cache, (&start, length)) in caches.iter_mut().zip(starts.iter().zip(lengths)) {
             let at = start + length;
             if at < self.ids.len() {
-                let batch = Batch::one(&self.ids[at..], at, Logits::All);
+                let rows = vec![self.part(at, self.ids.len())];
+                let batch = Batch { rows, logits: Logits::All, hidden: None };
                 let found = forward(&self.model, &batch, &mut [cache]).logits.unwrap();
                 let wanted = self.logits.try_index((.., at as i32..)).unwrap();
                 assert!(difference(&found, &wanted) <= TOLERANCE, "{}", self.name);
@@ -207,12 +235,16 @@ impl Case {
 }
 
 fn check(folder: &Path, compute: Compute) {
-    let case = case(folder, compute);
-    case.check_tokens();
-    case.check_logits();
-    case.check_greedy();
-    case.check_batch();
-    case.check_rollback();
+    let cases = ["", "long_"].map(|prompt| case(folder, compute, prompt));
+    assert!(cases[0].is_some(), "{}: no reference", folder.display());
+    for case in cases.iter().flatten() {
+        case.check_tokens();
+        case.check_logits();
+        case.check_whole();
+        case.check_greedy();
+        case.check_batch();
+        case.check_rollback();
+    }
 }
 
 /// The models of a folder: those with a reference beside them.
@@ -242,8 +274,8 @@ macro_rules! tiny_models {
 
 tiny_models! {
     cohere2_moe deepseek_v3 gemma2 gemma3 gemma4_moe gemma4_shared glm4_moe glm4_moe_lite gpt_oss
-    laguna lfm2_moe llama minimax_m2 ministral3 mixtral nemotron_h qwen2 qwen3 qwen3_5 qwen3_5_moe
-    qwen3_moe qwen3_next
+    laguna lfm2_moe llama llama_dynamic llama_longrope llama_yarn minimax_m2 ministral3 mixtral
+    nemotron_h phi3 phi3_partial qwen2 qwen3 qwen3_5 qwen3_5_moe qwen3_moe qwen3_next
 }
 
 #[test]

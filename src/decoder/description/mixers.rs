@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{Activation, Expr, Norm};
+use crate::decoder::rope::Kind;
 
 /// Rotary position embedding.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
@@ -13,6 +14,7 @@ pub struct Rope {
     pub when: Option<Expr>,
     /// The config's object with `rope_type` and what belongs to it, in the old form or the new;
     /// when not said, `rope_scaling`, or `rope_parameters` where that is null or empty.
+    #[schemars(transform = with_kinds)]
     pub parameters: Option<Expr>,
     /// The base, where `parameters` does not give it.
     pub theta: Option<Expr>,
@@ -28,6 +30,13 @@ pub struct Rope {
     /// Whether a sequence that outgrows the trained length is run again, all of it turned as the
     /// longer one is (Phi-3); without it, what stands in the cache stays as it was turned.
     pub run_again: Option<Expr>,
+}
+
+/// Adds the kinds to what is said of the object that names one.
+fn with_kinds(schema: &mut schemars::Schema) {
+    let said = schema.get("description").and_then(|text| text.as_str()).unwrap_or_default();
+    let said = format!("{said} Kinds are {}.", Kind::all_names());
+    schema.insert("description".into(), said.into());
 }
 
 /// Attention.
