@@ -74,6 +74,8 @@ codes! {
     PolicyPattern = "policy-pattern",
     /// A CEL expression does not compile or has the wrong type.
     PolicyExpression = "policy-expression",
+    /// The policy that a model carries is of a later version than this lathe reads.
+    NewerPolicy = "newer-policy",
     /// No policy matches the architecture.
     NoPolicy = "no-policy",
     /// A format name is unknown.

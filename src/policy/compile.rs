@@ -3,6 +3,7 @@
 //! All faults of a policy are found at once and point at their place in the text.
 
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use indexmap::{IndexMap, IndexSet};
@@ -14,6 +15,7 @@ use super::file::{
 };
 use super::fit::{CompiledFit, CompiledFitValue};
 use super::library::Entry;
+use super::parsers::Answers;
 use super::pattern::{GlobId, Patterns, PatternsBuilder};
 use super::schedule::CompiledSchedule;
 use super::text::Step;
@@ -52,6 +54,8 @@ pub struct Policy {
     pub parser: Vec<(Option<Expr>, String)>,
     /// Renderer by condition.
     pub renderer: Vec<(Option<Expr>, String)>,
+    /// The parsers that come with it, those of the nearest file first.
+    pub parsers: Vec<Answers>,
     /// Least version of the runtime.
     pub requires: Option<String>,
     /// The network, where it is described.
@@ -180,6 +184,17 @@ impl Policy {
             compiler.facts(file);
         }
         compiler.finish()
+    }
+
+    /// The parser of that name: the policy's own, else as [`Answers::named`].
+    ///
+    /// # Errors
+    /// As [`Answers::named`].
+    pub fn answers(&self, name: &str, policy_dirs: &[&Path]) -> Result<Answers, Fault> {
+        match self.parsers.iter().find(|parser| parser.is_called(name)) {
+            Some(own) => Ok(own.clone()),
+            None => Answers::named(name, policy_dirs),
+        }
     }
 
     /// Whether the policy describes drafts.
@@ -661,6 +676,7 @@ impl<'a> Compiler<'a> {
             capabilities: self.capabilities,
             parser: self.parser.unwrap_or_default(),
             renderer: self.renderer.unwrap_or_default(),
+            parsers: self.chain.iter().flat_map(|entry| entry.file.parsers.clone()).collect(),
             requires,
             decoder,
             strict: nearest.strict,

@@ -224,7 +224,7 @@ impl<'p> Decider<'p> {
 
     /// What the model can do, in the policy's order.
     pub fn capabilities(&mut self, parser: Option<&str>) -> Result<Vec<String>, Fault> {
-        self.scope.set("parser", &parsers::describe(parser));
+        self.scope.set("parser", &parsers::describe(parser, &self.policy.parsers));
         let mut out = Vec::new();
         for (name, expr) in &self.policy.capabilities {
             let holds = expr.holds(&self.scope, &TensorView::NONE).map_err(|error| {

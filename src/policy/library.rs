@@ -8,6 +8,7 @@ use indexmap::IndexMap;
 
 use super::compile::Policy;
 use super::file::{PolicyFile, Role};
+use super::parsers::Answers;
 use super::text::Document;
 use crate::fault::{Code, Fault, Faults};
 use crate::path;
@@ -42,7 +43,10 @@ pub struct Entry {
 
 impl Entry {
     fn read(name: &str, body: String, built_in: bool) -> Result<Entry, Fault> {
-        let document = Document::parse(name, body)?;
+        Entry::of(Document::parse(name, body)?, built_in)
+    }
+
+    pub(super) fn of(document: Document, built_in: bool) -> Result<Entry, Fault> {
         let file: PolicyFile = document.decode()?;
         if file.name.is_empty() {
             return Err(document.fault(Code::PolicyName, path!["name"], "a policy needs a name"));
@@ -107,6 +111,8 @@ impl Slot {
 #[derive(Debug, Default)]
 pub struct Library {
     entries: IndexMap<String, Slot>,
+    /// Folders that policies were added from, which may have parsers too.
+    dirs: Vec<PathBuf>,
 }
 
 impl Library {
@@ -114,7 +120,7 @@ impl Library {
     pub fn built_in() -> Library {
         let slots = BUILT_IN.iter();
         let entries = slots.map(|slot| (slot.name.to_string(), Slot::BuiltIn(slot))).collect();
-        Library { entries }
+        Library { entries, dirs: Vec::new() }
     }
 
     /// The built-in policies, those of the user's folder, and those of `--policy-dir`.
@@ -131,6 +137,7 @@ impl Library {
 
     /// Adds every `.yaml` and `.toml` file of a folder (and of its `architectures`).
     pub fn add_folder(&mut self, dir: &Path) -> Result<(), Faults> {
+        self.dirs.push(dir.to_path_buf());
         let nested = dir.join("architectures");
         let mut faults = Faults::default();
         for dir in [dir, &nested] {
@@ -220,9 +227,30 @@ impl Library {
         Ok(chain)
     }
 
-    /// Compiles a policy with all that it extends.
+    /// Compiles a policy with all that it extends, and with the parsers that it names as far as
+    /// they are known.
     pub fn compile(&self, entry: &Arc<Entry>) -> Result<Policy, Faults> {
-        Policy::compile(self.chain(entry)?)
+        let mut policy = Policy::compile(self.chain(entry)?)?;
+        let dirs: Vec<&Path> = self.dirs.iter().map(PathBuf::as_path).collect();
+        for (_, name) in &policy.parser {
+            // One that cannot be read is told where it is used.
+            if let Ok(answers) = policy.answers(name, &dirs)
+                && !policy.parsers.contains(&answers)
+            {
+                policy.parsers.push(answers);
+            }
+        }
+        Ok(policy)
+    }
+
+    /// A parser by name: of a policy folder, the last that was added first, else one that lathe
+    /// carries.
+    ///
+    /// # Errors
+    /// As [`Answers::named`].
+    pub fn answers(&self, name: &str) -> Result<Answers, Fault> {
+        let dirs: Vec<&Path> = self.dirs.iter().map(PathBuf::as_path).collect();
+        Answers::named(name, &dirs)
     }
 }
 

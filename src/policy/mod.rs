@@ -14,6 +14,7 @@ pub mod names;
 pub mod parsers;
 pub mod pattern;
 pub mod schedule;
+pub mod stored;
 pub mod text;
 
 pub use compile::Policy;

@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::library::built_in_parsers;
 use crate::fault::{Code, Fault};
@@ -16,27 +16,27 @@ use crate::fault::{Code, Fault};
 pub const DEFAULT: &str = "plain";
 
 /// How a family of models marks the parts of its answers.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Answers {
     /// The name that policies call it by.
     pub name: String,
     /// Other names that mean the same.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub aliases: Vec<String>,
     /// What stands around thinking.
     #[serde(default)]
     pub thinking: Option<Marks>,
     /// What stands around tool calls, and how a call is written between.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tools: Vec<ToolMarks>,
     /// Marks without meaning for a reader: they are left out.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drop: Vec<String>,
 }
 
 /// An opening and a closing mark.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Marks {
     /// What opens it. A prompt that ends with this mark has opened it already.
@@ -44,12 +44,12 @@ pub struct Marks {
     /// What closes it; the end of the answer does too.
     pub close: String,
     /// Whether models of the family need not think: the template must show that one does.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub optional: bool,
 }
 
 /// Tool calls: their marks and their form.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ToolMarks {
     /// What opens a call, or a list of calls.
@@ -61,7 +61,7 @@ pub struct ToolMarks {
 }
 
 /// How calls are written between their marks.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Form {
     /// JSON: one object, several one after another, or a list of them.
@@ -76,12 +76,12 @@ pub enum Form {
     /// The name, a mark, and the arguments as JSON, perhaps fenced; several one after another.
     NamedJson {
         /// What stands before the name.
-        #[serde(default)]
+        #[serde(default, skip_serializing_if = "String::is_empty")]
         before: String,
         /// What stands between name and arguments.
         between: String,
         /// What ends one call.
-        #[serde(default)]
+        #[serde(default, skip_serializing_if = "String::is_empty")]
         after: String,
     },
     /// `<function=NAME><parameter=KEY>VALUE</parameter></function>` (Qwen3-Coder).
@@ -90,7 +90,7 @@ pub enum Form {
     /// a prefix (`<atem:invoke …>`).
     InvokeTags {
         /// What stands before `invoke` and `parameter`.
-        #[serde(default)]
+        #[serde(default, skip_serializing_if = "String::is_empty")]
         prefix: String,
     },
     /// `NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>` (GLM).
@@ -169,9 +169,11 @@ impl Answers {
 }
 
 /// What an expression sees as `parser`: its name, whether it finds tool calls, and whether all of
-/// its models think. Of one that lathe does not carry neither is known.
-pub fn describe(name: Option<&str>) -> serde_json::Value {
-    let found = name.and_then(|name| Answers::named(name, &[]).ok());
+/// its models think. Of one that neither the policy (`own`) nor lathe carries nothing is known.
+pub fn describe(name: Option<&str>, own: &[Answers]) -> serde_json::Value {
+    let own = own.iter().find(|parser| name.is_some_and(|name| parser.is_called(name)));
+    let carried = || name.and_then(|name| Answers::named(name, &[]).ok());
+    let found = own.cloned().or_else(carried);
     let thinks = found.as_ref().and_then(|parser| parser.thinking.as_ref());
     serde_json::json!({
         "name": name.unwrap_or_default(),
@@ -189,7 +191,7 @@ mod tests {
         let parsers = Answers::built_in().unwrap();
         let mut names = Vec::new();
         for parser in &parsers {
-            let facts = describe(Some(&parser.name));
+            let facts = describe(Some(&parser.name), &[]);
             let optional = parser.thinking.as_ref().unwrap().optional;
             assert_eq!((&facts["thinking"], &facts["tools"]), (&(!optional).into(), &true.into()));
             names.extend(parser.names());
@@ -199,7 +201,7 @@ mod tests {
         }
         names.sort();
         assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");
-        assert_eq!(describe(Some("of nobody"))["tools"], false);
-        assert_eq!(describe(None)["thinking"], false);
+        assert_eq!(describe(Some("of nobody"), &[])["tools"], false);
+        assert_eq!(describe(None, &[])["thinking"], false);
     }
 }

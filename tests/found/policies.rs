@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::common::Sandbox;
-use lathe::policy::Library;
+use lathe::policy::{Library, Policy, stored};
 use lathe::policy::file::Choice;
 use lathe::policy::parsers::Answers;
 
@@ -166,4 +166,101 @@ fn headers_have_sorted_keys_and_labels_that_ollama_reads() {
         let is = |t: &&Value| t["name"] == "model.layers.0.self_attn.q_proj.weight";
         assert_eq!(tensors.iter().find(is).unwrap()["format"], format);
     }
+}
+
+/// The library in which every policy is the text that a stored model would carry of it.
+fn carried() -> (Library, usize) {
+    let built_in = Library::built_in();
+    let mut library = Library::built_in();
+    let dir = tempfile::tempdir().unwrap();
+    let mut count = 0;
+    for entry in built_in.iter() {
+        let policy = built_in.compile(entry).unwrap();
+        let file = stored::merged(&policy, None);
+        let text = stored::text(&file).unwrap();
+        let read = stored::read("m", text.as_bytes()).unwrap();
+        let name = &entry.file.name;
+        assert_eq!(read.file.decoder, policy.decoder, "{name}");
+        assert_eq!(read.file.parsers, policy.parsers, "{name}");
+        assert!(stored::same(&read.file, &file), "{name}");
+        let again = Policy::compile(vec![read]).unwrap();
+        let rules = |policy: &Policy| -> Vec<_> {
+            policy.rules.iter().map(|rule| (rule.info.id.clone(), rule.ladder.clone())).collect()
+        };
+        assert_eq!(rules(&again), rules(&policy), "{name}: the rules, in their order");
+        let keys = |policy: &Policy| {
+            let names = |names: Vec<&String>| names.into_iter().cloned().collect::<Vec<_>>();
+            (
+                names(policy.values.keys().collect()),
+                names(policy.capabilities.keys().collect()),
+                policy.fit.iter().map(|rule| rule.id.clone()).collect::<Vec<_>>(),
+                (policy.stack.len(), policy.drops.len(), policy.role(), policy.strict),
+            )
+        };
+        assert_eq!(keys(&again), keys(&policy), "{name}");
+        // What is merged once stays as it is, byte by byte.
+        assert_eq!(stored::text(&stored::merged(&again, None)).unwrap(), text, "{name}");
+        library.add_file(&sandboxed(&dir, name, &text)).unwrap();
+        count += 1;
+    }
+    (library, count)
+}
+
+fn sandboxed(dir: &tempfile::TempDir, name: &str, text: &str) -> std::path::PathBuf {
+    let path = dir.path().join(format!("{name}.yaml"));
+    fs::write(&path, text).unwrap();
+    path
+}
+
+#[test]
+fn a_merged_policy_decides_as_the_files_that_it_was_made_of() {
+    let (library, count) = carried();
+    assert!(count > 20);
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("policies/architectures");
+    let mut compared = 0;
+    for test in fs::read_dir(tests).unwrap().map(|entry| entry.unwrap().path()) {
+        if !test.to_string_lossy().ends_with(".test.yaml") {
+            continue;
+        }
+        let report = lathe::policy_test::run(&library, &test, false).unwrap();
+        assert!(report.failures.is_empty(), "{}: {:?}", test.display(), report.failures);
+        compared += report.compared;
+    }
+    assert!(compared > 1000, "{compared}");
+}
+
+/// Texts that YAML would read as something else, and expressions that are no texts.
+#[test]
+fn what_yaml_could_misread_comes_back_as_it_was() {
+    let sandbox = Sandbox::new();
+    let yaml = r##"
+name: odd
+match: {architectures: ["yes", "1e5", "null", "~"]}
+let: {a: {from: ["0x10"], default: "1"}, b: {default: 3}, c: {default: true}, "on": x}
+sets: {"1.0": ["**.a: b", "# c", "- d", "'e'", "*.f"]}
+schedules: {s: {head: 1/8, every: 3}}
+tensors:
+  - {id: "true", match: "1.0", format: [int4, source], because: "two\nlines: and #a hash "}
+  - {id: "12", match: ["**"], when: "a == 1 && layer >= 0", format: source}
+capabilities: {completion: "true"}
+parsers:
+  - {name: odd, thinking: {open: "<t>\n", close: "\t</t>"}, drop: [" ", "\u2028", "\\n"]}
+parser: odd
+decoder:
+  let: {x: 1.0, y: "1.0", z: 1, t: "true", u: true, e: 1.0e-6, big: 1e30}
+  embed: {tensor: e}
+  layers: {tensor: "layers.{i}", count: 2, steps: [{rms_norm: {}}, {per_layer_input: {}}, {residual: []}]}
+  head: {tensor: "null", tied: "false"}
+"##;
+    let path = sandbox.file("odd.yaml", yaml);
+    let mut library = Library::built_in();
+    library.add_file(&path).unwrap();
+    let policy = library.compile(library.get("odd").unwrap()).unwrap();
+    let file = stored::merged(&policy, None);
+    let text = stored::text(&file).unwrap();
+    let read = stored::read("m", text.as_bytes()).unwrap();
+    assert_eq!(read.file.decoder, policy.chain[0].file.decoder);
+    assert_eq!(read.file.parsers, policy.chain[0].file.parsers);
+    assert!(stored::same(&read.file, &file), "{text}");
+    assert_eq!(serde_json::to_value(&read.file).unwrap(), serde_json::to_value(&file).unwrap());
 }

@@ -1,16 +1,16 @@
 //! Modules that work on each token by itself: MLPs and mixtures of experts.
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Activation, Expr, Names, Norm, Step};
 
 /// A gated MLP (SwiGLU and its like).
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GatedMlp {
     /// What its names hang on.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub path: String,
     /// `[inner, hidden]`.
     pub gate: Option<String>,
@@ -27,11 +27,11 @@ pub struct GatedMlp {
 }
 
 /// A plain MLP.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Mlp {
     /// What its names hang on.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub path: String,
     /// `[inner, hidden]`.
     pub up: String,
@@ -44,11 +44,11 @@ pub struct Mlp {
 }
 
 /// Mixture of experts.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Moe {
     /// What its names hang on.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub path: String,
     /// Who takes which token.
     pub router: Router,
@@ -69,7 +69,7 @@ pub struct Moe {
 }
 
 /// How experts are chosen and weighted.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Router {
     /// Its projection, `[experts, hidden]`.
@@ -99,7 +99,7 @@ pub struct Router {
 }
 
 /// The correction of a router's choice.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Correction {
     /// By name, or by several of which one exists.
@@ -114,12 +114,12 @@ pub enum Correction {
 }
 
 /// What a router's logits become.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Scores(pub String);
 
 /// The stacked experts. Where both are named, the fused tensor is taken if the model has it.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Experts {
     /// `[experts, inner, hidden]`; an expert without a gate has none.
@@ -148,7 +148,7 @@ pub struct Experts {
 }
 
 /// The name of a stacked tensor; several where it goes by several.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum ExpertTensor {
     /// `[experts, out, in]`.
@@ -158,18 +158,18 @@ pub enum ExpertTensor {
 }
 
 /// One way to store a stacked tensor.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExpertLayout {
     /// Its name.
     pub tensor: String,
     /// Whether it is `[experts, in, out]`.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub transposed: bool,
 }
 
 /// The clamped gate.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Clamp {
     /// The cap.
@@ -179,7 +179,7 @@ pub struct Clamp {
 }
 
 /// An expert that gets every token.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Shared {
     /// Only where this holds.

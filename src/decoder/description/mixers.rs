@@ -1,13 +1,13 @@
 //! Modules that mix tokens with earlier ones: attention, recurrent states, convolutions.
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Activation, Expr, Norm};
 use crate::decoder::rope::Kind;
 
 /// Rotary position embedding.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rope {
     /// Only where this holds.
@@ -40,11 +40,11 @@ fn with_kinds(schema: &mut schemars::Schema) {
 }
 
 /// Attention.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Attention {
     /// What its names hang on.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub path: String,
     /// Queries, `[heads × head_dim, hidden]` (twice that with a gate in it).
     pub q: Option<String>,
@@ -95,7 +95,7 @@ pub struct Attention {
 }
 
 /// Queries at position p are multiplied by 1 + beta × ln(1 + ⌊p / trained⌋).
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LongScale {
     /// How fast; none when null or 0.
@@ -105,7 +105,7 @@ pub struct LongScale {
 }
 
 /// A gate on the output of attention.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionGate {
     /// Only where this holds.
@@ -118,11 +118,11 @@ pub struct AttentionGate {
 }
 
 /// Multi-head latent attention.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LatentAttention {
     /// What its names hang on.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub path: String,
     /// Queries in one step, `[heads × (nope_dim + rope_dim), hidden]`.
     pub q: Option<String>,
@@ -166,11 +166,11 @@ pub struct LatentAttention {
 }
 
 /// Gated delta net.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GatedDelta {
     /// What its names hang on.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub path: String,
     /// Queries, keys and values, `[2 × key_heads × key_dim + value_heads × value_dim, hidden]`.
     pub qkv: Option<String>,
@@ -209,11 +209,11 @@ pub struct GatedDelta {
 }
 
 /// Mamba-2.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Mamba2 {
     /// What its names hang on.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub path: String,
     /// Gate, convolved part and time steps, `[2 × heads × head_dim + 2 × groups × state + heads,
     /// hidden]`.
@@ -251,11 +251,11 @@ pub struct Mamba2 {
 }
 
 /// A gated short convolution.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ShortConv {
     /// What its names hang on.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub path: String,
     /// Gate before, gate after and input, `[3 × hidden, hidden]`.
     pub in_proj: String,

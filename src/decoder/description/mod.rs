@@ -13,7 +13,7 @@ mod mixers;
 
 use indexmap::IndexMap;
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::Defaults;
 
@@ -26,22 +26,22 @@ pub use mixers::{
 };
 
 /// The network of an architecture.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Decoder {
     /// Objects of config.json that describe the decoder in its place, such as `text_config`: the
     /// first that a config has is taken, and keys of the top level are then under `config` only.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Names::is_empty")]
     pub config: Names,
     /// By `model_type`, what the config's class takes for a key that is absent.
     #[serde(default)]
     pub defaults: Defaults,
     /// Named values, in order: a later one may use the earlier.
-    #[serde(default, rename = "let")]
+    #[serde(default, rename = "let", skip_serializing_if = "IndexMap::is_empty")]
     pub values: IndexMap<String, Expr>,
     /// What the names below hang on; the first under which the embedding exists is taken. The
     /// empty text is the top.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Names::is_empty")]
     pub root: Names,
     /// How copies whose values a converter changed are told from the original; expressions then
     /// see `converted`, true or false.
@@ -58,17 +58,17 @@ pub struct Decoder {
     /// The layers between.
     pub layers: Layers,
     /// What comes after the last layer.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub norm: Vec<Step>,
     /// Hidden states to logits.
     pub head: Head,
     /// Globs over whole tensor names that the decoder does not use, such as a vision tower's.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unused: Vec<String>,
 }
 
 /// One name or several; of several, the first that exists.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Names {
     /// One.
@@ -91,10 +91,15 @@ impl Names {
             Names::Many(many) => many,
         }
     }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.list().is_empty()
+    }
 }
 
 /// A value: a literal, or a text worked out from the config.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Expr {
     /// true or false.
@@ -124,7 +129,7 @@ pub struct Converted {
 }
 
 /// What norms are unless they say otherwise.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NormDefaults {
     /// Added to the variance.
@@ -134,7 +139,7 @@ pub struct NormDefaults {
 }
 
 /// Tokens to hidden states: a row of a table for each token.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Embed {
     /// The table, `[vocabulary, hidden]`.
@@ -147,7 +152,7 @@ pub struct Embed {
 
 /// Per-layer embeddings: each layer gets a small vector of its own for each token, made of a
 /// table's row and of a projection of the main embedding.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PerLayer {
     /// Only where this holds.
@@ -169,7 +174,7 @@ pub struct PerLayer {
 }
 
 /// The layers.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Layers {
     /// What the names of a layer hang on, `{i}` being its index.
@@ -183,14 +188,14 @@ pub struct Layers {
     #[serde(rename = "type")]
     pub kind: Option<Expr>,
     /// Values worked out for each layer; they may use `layer` and `type`.
-    #[serde(default, rename = "let")]
+    #[serde(default, rename = "let", skip_serializing_if = "IndexMap::is_empty")]
     pub values: IndexMap<String, Expr>,
     /// What a layer does, in order.
     pub steps: Vec<Step>,
 }
 
 /// One module, with a condition. Exactly one of the kinds stands in it.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Step {
     /// Only in layers where this holds.
@@ -230,12 +235,12 @@ pub struct Step {
 }
 
 /// `per_layer_input` has nothing to say but that it is there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PerLayerInput {}
 
 /// A norm by the name of its weight alone, or in full.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum NormOrName {
     /// The weight's name.
@@ -245,7 +250,7 @@ pub enum NormOrName {
 }
 
 /// A norm over the last axis.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Norm {
     /// Only where this holds.
@@ -263,7 +268,7 @@ pub struct Norm {
 }
 
 /// A linear projection by name alone, or in full.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum LinearOrName {
     /// The tensor's name.
@@ -273,7 +278,7 @@ pub enum LinearOrName {
 }
 
 /// A linear projection, `[out, in]`.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Linear {
     /// The tensor's name.
@@ -283,7 +288,7 @@ pub struct Linear {
 }
 
 /// Multiplies by a number or by a tensor.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Scale {
     /// A number.
@@ -293,12 +298,12 @@ pub struct Scale {
 }
 
 /// A function of each element.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Activation(pub String);
 
 /// Hidden states to logits.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Head {
     /// The tensor, `[vocabulary, hidden]`, by its whole name (the root is not put before it).
