@@ -9,9 +9,9 @@ use std::sync::{Arc, LazyLock};
 use crate::fault::{Code, Fault, Faults, Text, Warning};
 use crate::modelfile::{Modelfile, Parameters, Spanned};
 use crate::plan::{self, Plan, Request};
-use crate::policy::{Library, Role};
+use crate::policy::{Library, Policy, Role, parsers, stored};
 use crate::read::Inventory;
-use crate::store::{Config, Layer, Manifest, Name, Origin, Store, Writer, media};
+use crate::store::{Config, Layer, Manifest, Name, Origin, Store, Writer, media, policy_name};
 use crate::{format, prepare, write};
 
 /// What to make a model from.
@@ -155,6 +155,8 @@ pub struct Prepared {
     base: Base,
     draft: Option<Inventory>,
     modelfile: Modelfile,
+    /// The policies that the model is to carry, as text, where they are not the base's.
+    policies: Vec<(Role, String)>,
 }
 
 /// What the model is built on.
@@ -204,12 +206,15 @@ pub fn prepare(recipe: Recipe, settings: &Settings, store: &Store) -> Result<Pre
             let (Some(plan), true) = (faults.absorb(plan), faults.0.is_empty()) else {
                 return Err(faults);
             };
-            let draft = draft.map(|draft| draft.inventory);
+            let parser = plan.manifest.parser.as_deref();
+            let mut policies = vec![policy_text(&target.policy, parser, &library)?];
+            policies.extend(draft_policy(draft.as_ref(), &library)?);
             Ok(Prepared {
                 plan: Some(plan),
                 base: Base::Folder(target.inventory),
-                draft,
+                draft: draft.map(|draft| draft.inventory),
                 modelfile,
+                policies,
             })
         }
         From::Model(name) => {
@@ -222,10 +227,46 @@ pub fn prepare(recipe: Recipe, settings: &Settings, store: &Store) -> Result<Pre
                 }
                 None => None,
             };
-            let draft = faults.or(draft)?.map(|draft| draft.inventory);
-            Ok(Prepared { plan, base: Base::Stored { manifest, config }, draft, modelfile })
+            let draft = faults.or(draft)?;
+            // The base's own is kept; it is written anew where another parser is asked for, and
+            // where there is none yet.
+            let mut policies = Vec::new();
+            if modelfile.parser.is_some() || manifest.policy(Role::Target).is_none() {
+                let policy = store.policy(&name, &manifest, Role::Target, None)?;
+                let parser = modelfile.parser.as_ref().or(config.parser.as_ref());
+                policies.push(policy_text(&policy, parser.map(String::as_str), &library)?);
+            }
+            policies.extend(draft_policy(draft.as_ref(), &library)?);
+            let draft = draft.map(|draft| draft.inventory);
+            Ok(Prepared {
+                plan,
+                base: Base::Stored { manifest, config },
+                draft,
+                modelfile,
+                policies,
+            })
         }
     }
+}
+
+/// The text of a policy as a model carries it, with the parser that its answers go through.
+fn policy_text(
+    policy: &Policy,
+    parser: Option<&str>,
+    library: &Library,
+) -> Result<(Role, String), Faults> {
+    // A parser that only another program has is no part of the policy.
+    let answers = library.answers_of(policy, parser.unwrap_or(parsers::DEFAULT)).ok();
+    Ok((Role::Target, stored::text(&stored::merged(policy, answers.as_ref()))?))
+}
+
+/// The same of a draft, whose answers nobody reads. A policy for models may serve a draft too.
+fn draft_policy(
+    draft: Option<&prepare::Prepared>,
+    library: &Library,
+) -> Result<Option<(Role, String)>, Faults> {
+    let text = draft.map(|draft| policy_text(&draft.policy, None, library)).transpose()?;
+    Ok(text.map(|(_, text)| (Role::Draft, text)))
 }
 
 /// What can be said about a request before anything is read.
@@ -384,6 +425,10 @@ impl Prepared {
             let origin = writer.add(&json(&self.origin(plan, &layers, writer)?)?)?;
             replace(&mut layers, origin.layer(media::ORIGIN, None));
         }
+        for (role, text) in &self.policies {
+            let policy = writer.add(text.as_bytes())?;
+            replace(&mut layers, policy.layer(media::POLICY, Some(policy_name(*role))));
+        }
         overlay(&mut layers, &self.modelfile, writer)?;
         Ok(layers)
     }
@@ -478,7 +523,7 @@ fn is_of_draft(layer: &Layer) -> bool {
     let name = layer.name.as_deref().unwrap_or_default();
     match layer.media_type.as_str() {
         media::TENSOR => name.starts_with(plan::DRAFT_PREFIX),
-        media::JSON | media::FILE => name.starts_with("draft/"),
+        media::JSON | media::FILE | media::POLICY => name.starts_with("draft/"),
         _ => false,
     }
 }
@@ -516,9 +561,9 @@ fn overlay(layers: &mut Vec<Layer>, modelfile: &Modelfile, writer: &Writer) -> R
     Ok(())
 }
 
-/// Puts a layer in the place of all others of its type.
+/// Puts a layer in the place of all others of its type and name.
 fn replace(layers: &mut Vec<Layer>, layer: Layer) {
-    layers.retain(|other| other.media_type != layer.media_type);
+    layers.retain(|other| (&other.media_type, &other.name) != (&layer.media_type, &layer.name));
     layers.push(layer);
 }
 

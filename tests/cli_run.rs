@@ -121,12 +121,15 @@ fn a_policy_folder_makes_a_new_architecture_run() {
     let prompt = words(&prompt);
     let create = ["create", "m", "mixtral", "--policy-dir", "mine"];
     sandbox.lathe(&create).ok();
-    let unknown = sandbox.lathe(&["run", "m", &prompt]);
+    // The model carries the policy; one that is given goes before it.
+    for given in [&[][..], &["--policy-dir", "mine"]] {
+        let args = [given, &[&prompt, "-n", "16", "--temperature", "0"]].concat();
+        assert_eq!(run(&sandbox, &args)["tokens"], json!(greedy), "{given:?}");
+    }
+    fs::create_dir(sandbox.path("empty")).unwrap();
+    let unknown = sandbox.lathe(&["run", "m", &prompt, "--policy-dir", "empty"]);
     assert_eq!(unknown.code, 1);
     assert!(unknown.stderr.contains("no-decoder"), "{}", unknown.stderr);
-    let answer =
-        run(&sandbox, &["--policy-dir", "mine", &prompt, "-n", "16", "--temperature", "0"]);
-    assert_eq!(answer["tokens"], json!(greedy));
 }
 
 #[test]

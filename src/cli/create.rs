@@ -180,7 +180,7 @@ fn create(args: &Create) -> Result<Outcome, Faults> {
     let created = prepared.write(&name, &store, &options, &|writer, manifest| {
         if !args.no_smoke {
             write::Progress::phase(&progress, write::CHECKING);
-            smoke.replace(check(args.policy_dir.as_deref(), writer, manifest)?);
+            smoke.replace(check(writer, manifest)?);
         }
         Ok(())
     });
@@ -217,13 +217,9 @@ struct Smoke {
 
 /// Whether what was written still predicts text.
 #[cfg(feature = "mlx")]
-fn check(
-    policy_dir: Option<&Path>,
-    writer: &Writer,
-    manifest: &Manifest,
-) -> Result<Option<Smoke>, Faults> {
+fn check(writer: &Writer, manifest: &Manifest) -> Result<Option<Smoke>, Faults> {
     use crate::engine::smoke::{Checked, check};
-    let checked = check(writer, manifest, policy_dir)?;
+    let checked = check(writer, manifest)?;
     let runs = !matches!(checked, Checked::OnlyImports | Checked::CannotRun(_));
     let why = match checked {
         Checked::Predicts { loss, even } => {
@@ -249,7 +245,7 @@ fn check(
 
 /// Without MLX nothing can be run.
 #[cfg(not(feature = "mlx"))]
-fn check(_: Option<&Path>, _: &Writer, _: &Manifest) -> Result<Option<Smoke>, Faults> {
+fn check(_: &Writer, _: &Manifest) -> Result<Option<Smoke>, Faults> {
     Ok(None)
 }
 

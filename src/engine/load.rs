@@ -9,8 +9,8 @@ use super::options::Options;
 use crate::chat::{Answers, Template, is_go, template_of};
 use crate::fault::{Code, Fault, Faults};
 use crate::model::{Backend, Blobs, Compute, Known, Model, TensorSource, load as load_model};
-use crate::plan::DRAFT_PREFIX;
-use crate::policy::{Library, Policy, Role};
+use crate::plan::{self, DRAFT_PREFIX};
+use crate::policy::{Policy, Role, stored};
 use crate::store::{Layer, Manifest, Name, Store, media};
 use crate::tokenizer::{Files, Tokenizer};
 
@@ -36,7 +36,8 @@ pub struct Engine {
 /// How a stored model is loaded.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Loading<'a> {
-    /// A folder of policies that add to or replace the built-in ones.
+    /// A folder of policies that add to or replace the built-in ones; with it the policy that the
+    /// model carries is not looked at.
     pub policy_dir: Option<&'a Path>,
     /// What computes it.
     pub backend: Backend,
@@ -49,20 +50,32 @@ pub struct Loading<'a> {
 pub fn model(store: &Store, name: &Name, loading: Loading) -> Result<Model, Faults> {
     let manifest = store.manifest(name)?;
     let files = files_of(&manifest, |layer| store.read_blob(layer))?;
-    stored_model(store, &manifest, &files, loading)
+    let policy = stored_policy(store, name, &manifest, &files, loading)?;
+    stored_model(store, &manifest, &files, &policy, loading)
+}
+
+fn stored_policy(
+    store: &Store,
+    name: &Name,
+    manifest: &Manifest,
+    files: &Files,
+    loading: Loading,
+) -> Result<Policy, Faults> {
+    policy_of(manifest, files, &name.to_string(), loading, |layer| store.read_blob(layer))
 }
 
 fn stored_model(
     store: &Store,
     manifest: &Manifest,
     files: &Files,
+    policy: &Policy,
     loading: Loading,
 ) -> Result<Model, Faults> {
     let paths = manifest
         .of_type(media::TENSOR)
         .filter(|layer| is_of_target(layer))
         .map(|layer| store.blob_path(&layer.digest));
-    model_of(Blobs::open(paths)?, files, loading)
+    model_of(Blobs::open(paths)?, files, policy, loading)
 }
 
 impl Engine {
@@ -76,7 +89,8 @@ impl Engine {
         let manifest = store.manifest(name)?;
         let config = store.config(&manifest)?;
         let files = files_of(&manifest, |layer| store.read_blob(layer))?;
-        let model = stored_model(store, &manifest, &files, loading)?;
+        let policy = stored_policy(store, name, &manifest, &files, loading)?;
+        let model = stored_model(store, &manifest, &files, &policy, loading)?;
         let text = |media_type| text_layer(store, &manifest, media_type);
         let parameters = json_layer(store, &manifest, media::PARAMS)?;
         let messages = json_layer(store, &manifest, media::MESSAGES)?;
@@ -91,7 +105,7 @@ impl Engine {
             tokenizer: Tokenizer::load(&files)?,
             template,
             tool_template,
-            answers: Answers::named(parser, &dirs)?,
+            answers: policy.answers(parser, &dirs)?,
             load_time: begin.elapsed(),
             defaults,
             system: text(media::SYSTEM)?,
@@ -121,43 +135,53 @@ impl Engine {
     }
 }
 
-/// Builds the model that a set of weights and its config make, by the policy of its architecture.
+/// Builds the model that a set of weights and its config make, as a policy describes it.
 ///
 /// # Errors
 /// As [`Engine::load`].
 pub(super) fn model_of(
     source: impl TensorSource,
     files: &Files,
+    policy: &Policy,
     loading: Loading,
 ) -> Result<Model, Faults> {
     let config = files
         .json("config.json")?
         .ok_or_else(|| Fault::new(Code::NoConfig, "the model has no config.json"))?;
-    let policy = policy_of(&config, loading.policy_dir)?;
     let decoder = policy.decoder.as_ref().ok_or_else(|| {
-        let architecture = architecture(&config);
+        let architecture = plan::architecture(&config).unwrap_or_else(|_| "this model".into());
+        let help = match loading.policy_dir {
+            None => "a policy with a decoder section can say it; see docs/policies.md".into(),
+            Some(dir) => format!(
+                "{} has no policy for it with a decoder; without --policy-dir the model's own is taken",
+                dir.display()
+            ),
+        };
         Fault::new(Code::NoDecoder, format!("lathe does not know how {architecture} is run"))
-            .help("a policy with a decoder section can say it; see docs/policies.md")
+            .help(help)
     })?;
-    let source = Known::by(&policy, source)?;
+    let source = Known::by(policy, source)?;
     load_model(&source, decoder, &config, Compute::of(loading.backend))
 }
 
-/// The policy for a config; without a decoder section it only imports.
+/// The policy of a stored model: that of the folder given, else its own, else, for one that carries
+/// none, that of its architecture. `of` names the model.
 ///
 /// # Errors
 /// When a policy cannot be read or understood.
-pub(super) fn policy_of(config: &Value, policy_dir: Option<&Path>) -> Result<Policy, Faults> {
-    let library = Library::load(policy_dir)?;
-    let entry = library.find(&architecture(config), Role::Target)?;
-    library.compile(entry)
-}
-
-/// The architecture as the config names it.
-fn architecture(config: &Value) -> String {
-    let names =
-        [&config["architectures"][0], &config["model_type"], &config["text_config"]["model_type"]];
-    names.into_iter().find_map(Value::as_str).unwrap_or("unknown").to_owned()
+pub(super) fn policy_of(
+    manifest: &Manifest,
+    files: &Files,
+    of: &str,
+    loading: Loading,
+    read: impl Fn(&Layer) -> Result<Vec<u8>, Fault>,
+) -> Result<Policy, Faults> {
+    let own = match loading.policy_dir {
+        Some(_) => None,
+        None => manifest.read_policy(Role::Target, of, read)?,
+    };
+    let config = files.json("config.json")?.unwrap_or(Value::Null);
+    stored::policy_of(own.as_ref(), &config, Role::Target, loading.policy_dir)
 }
 
 /// The small files of a stored model, those of its draft left out.

@@ -4,9 +4,6 @@
 //! much less likely than a vocabulary drawn at random would be, was written or described wrongly.
 
 use std::collections::HashSet;
-use std::path::Path;
-
-use serde_json::Value;
 
 use super::generate::failed;
 use super::load::{Loading, files_of, is_of_target, model_of, policy_of};
@@ -55,17 +52,14 @@ pub enum Checked {
 /// # Errors
 /// Code `smoke-check` when the model gives no numbers or a wildly wrong loss; other codes when
 /// its files cannot be read.
-pub fn check(
-    writer: &Writer,
-    manifest: &Manifest,
-    policy_dir: Option<&Path>,
-) -> Result<Checked, Faults> {
-    let files = files_of(manifest, |layer| {
+pub fn check(writer: &Writer, manifest: &Manifest) -> Result<Checked, Faults> {
+    let read = |layer: &Layer| {
         let path = writer.path(&layer.digest);
         std::fs::read(&path).map_err(|error| Fault::io("read", &path, &error))
-    })?;
-    let config = files.json("config.json")?.unwrap_or(Value::Null);
-    if policy_of(&config, policy_dir)?.decoder.is_none() {
+    };
+    let files = files_of(manifest, read)?;
+    let policy = policy_of(manifest, &files, "the model", Loading::default(), read)?;
+    if policy.decoder.is_none() {
         return Ok(Checked::OnlyImports);
     }
     let vocabularies = ["tokenizer.json", "tekken.json", "tokenizer.model"];
@@ -87,7 +81,7 @@ pub fn check(
         return Ok(Checked::TooLarge(bytes, memory));
     }
     let source = Blobs::open(tensors.iter().map(|layer| writer.path(&layer.digest)))?;
-    let model = match model_of(source, &files, Loading { policy_dir, ..Loading::default() }) {
+    let model = match model_of(source, &files, &policy, Loading::default()) {
         Ok(model) => model,
         Err(faults) if faults.0.iter().all(|fault| fault.code == Code::Decoder) => {
             return Ok(Checked::CannotRun(faults));

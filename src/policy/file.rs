@@ -53,7 +53,7 @@ pub struct PolicyFile {
     /// Other names under which copies of a model store its tensors. Rules and the decoder see the
     /// name that is made of them, all that match being applied in turn; what is stored keeps the
     /// source's own.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub aliases: Vec<AliasRule>,
     /// Tensors that are not imported.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -251,7 +251,7 @@ pub struct StackRule {
 }
 
 /// Another name of a tensor.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AliasRule {
     /// Name of the rule, unique in the file.
@@ -262,7 +262,7 @@ pub struct AliasRule {
     /// The name that the policy knows, with `${1}` and so on for the groups.
     pub into: String,
     /// Who calls it so, for whoever reads the policy.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub because: String,
 }
 

@@ -231,10 +231,10 @@ impl Library {
     /// they are known.
     pub fn compile(&self, entry: &Arc<Entry>) -> Result<Policy, Faults> {
         let mut policy = Policy::compile(self.chain(entry)?)?;
-        let dirs: Vec<&Path> = self.dirs.iter().map(PathBuf::as_path).collect();
-        for (_, name) in &policy.parser {
+        let names: Vec<String> = policy.parser.iter().map(|(_, name)| name.clone()).collect();
+        for name in names {
             // One that cannot be read is told where it is used.
-            if let Ok(answers) = policy.answers(name, &dirs)
+            if let Ok(answers) = self.answers_of(&policy, &name)
                 && !policy.parsers.contains(&answers)
             {
                 policy.parsers.push(answers);
@@ -243,14 +243,14 @@ impl Library {
         Ok(policy)
     }
 
-    /// A parser by name: of a policy folder, the last that was added first, else one that lathe
-    /// carries.
+    /// A parser by name: the policy's own, else of a policy folder, the last that was added first,
+    /// else one that lathe carries.
     ///
     /// # Errors
     /// As [`Answers::named`].
-    pub fn answers(&self, name: &str) -> Result<Answers, Fault> {
+    pub fn answers_of(&self, policy: &Policy, name: &str) -> Result<Answers, Fault> {
         let dirs: Vec<&Path> = self.dirs.iter().map(PathBuf::as_path).collect();
-        Answers::named(name, &dirs)
+        policy.answers(name, &dirs)
     }
 }
 

@@ -58,6 +58,7 @@ pub fn merged(policy: &Policy, answers: Option<&Answers>) -> PolicyFile {
         drafts: unique(oldest_first().map(|f| (f, &f.drafts)), |rule| &mut rule.id),
         tensors: unique(files().map(|f| (f, &f.tensors)), |rule| &mut rule.id),
         stack: unique(files().map(|f| (f, &f.stack)), |rule| &mut rule.id),
+        aliases: unique(files().map(|f| (f, &f.aliases)), |rule| &mut rule.id),
         drop: unique(files().map(|f| (f, &f.drop)), |rule| &mut rule.id),
         fit: fit.into_values().collect(),
         strict: policy.strict,
@@ -113,12 +114,13 @@ pub fn text(file: &PolicyFile) -> Result<String, Fault> {
     Ok(format!("# A policy with all that it extends, as a stored model carries it.\n{body}"))
 }
 
-/// What is not said is left out.
+/// What is not said is left out. A decoder's `defaults` are a config's values, of which null is one.
 fn without_nulls(value: &mut Value) {
     match value {
         Value::Object(map) => {
             map.retain(|_, inner| !inner.is_null());
-            map.values_mut().for_each(without_nulls);
+            let said = map.iter_mut().filter(|(key, _)| *key != "defaults");
+            said.for_each(|(_, inner)| without_nulls(inner));
         }
         Value::Array(list) => list.iter_mut().for_each(without_nulls),
         _ => {}

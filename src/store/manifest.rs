@@ -19,6 +19,9 @@ pub mod media {
     pub const FILE: &str = "application/vnd.lathe.image.file";
     /// Where each tensor came from, [`super::Origin`]. Ollama passes over it.
     pub const ORIGIN: &str = "application/vnd.lathe.image.origin";
+    /// The policy by which a model was made and is run, with all that it extends: `policy.yaml`, and
+    /// `draft/policy.yaml`. Ollama passes over it.
+    pub const POLICY: &str = "application/vnd.lathe.image.policy";
     /// `TEMPLATE` of a Modelfile.
     pub const TEMPLATE: &str = "application/vnd.ollama.image.template";
     /// `SYSTEM` of a Modelfile.

@@ -15,6 +15,7 @@ mod lock;
 mod manifest;
 mod name;
 mod origin;
+mod policy;
 mod space;
 mod stage;
 mod sweep;
@@ -30,6 +31,7 @@ pub use digest::Digest;
 pub use manifest::{Config, Layer, Manifest, media};
 pub use name::{DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, Name};
 pub use origin::{Origin, TensorOrigin};
+pub use policy::policy_name;
 pub use stage::{Blob, Committed, Staged, Writer};
 pub use sweep::{Garbage, Removed};
 pub use tensors::{StoredTensor, Weight};
@@ -37,6 +39,7 @@ pub use verify::{BadBlob, Damage, Verified};
 
 use crate::fault::{Code, Fault};
 use crate::format::nearest;
+use crate::policy::Role;
 use crate::read::CONFIG;
 
 /// Variable that names the store when the command line does not.
@@ -117,8 +120,17 @@ impl Store {
 
     /// The `config.json` of a model's folder.
     pub fn model_config(&self, manifest: &Manifest) -> Result<serde_json::Value, Fault> {
-        let layer = manifest.file(CONFIG).ok_or_else(|| {
-            Fault::new(Code::NoConfig, format!("the model has no {CONFIG}")).help(CREATE_AGAIN)
+        self.config_of(manifest, Role::Target)
+    }
+
+    /// The `config.json` of a model's folder, or of its draft's.
+    pub fn config_of(&self, manifest: &Manifest, role: Role) -> Result<serde_json::Value, Fault> {
+        let name = match role {
+            Role::Target => CONFIG.to_string(),
+            Role::Draft => format!("draft/{CONFIG}"),
+        };
+        let layer = manifest.file(&name).ok_or_else(|| {
+            Fault::new(Code::NoConfig, format!("the model has no {name}")).help(CREATE_AGAIN)
         })?;
         let text = String::from_utf8_lossy(&self.read_blob(layer)?).into_owned();
         crate::read::parse_json(CONFIG, text)

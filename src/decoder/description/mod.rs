@@ -34,7 +34,7 @@ pub struct Decoder {
     #[serde(default, skip_serializing_if = "Names::is_empty")]
     pub config: Names,
     /// By `model_type`, what the config's class takes for a key that is absent.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub defaults: Defaults,
     /// Named values, in order: a later one may use the earlier.
     #[serde(default, rename = "let", skip_serializing_if = "IndexMap::is_empty")]
@@ -115,7 +115,7 @@ pub enum Expr {
 
 /// A converter that changes values changes the layout of other tensors too, and these tell which
 /// of both a model is. A tensor that fits neither, or tensors that disagree, are a fault.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Converted {
     /// The converter, as faults name it.
