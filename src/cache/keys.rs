@@ -103,6 +103,24 @@ impl KeyCache {
         self.end += count;
     }
 
+    /// A copy of no more than the next token sees besides itself, so that this cache's own arrays
+    /// stay its own.
+    ///
+    /// # Errors
+    /// When MLX fails.
+    pub fn latest(&self) -> Result<KeyCache, Exception> {
+        let Some((keys, values)) = &self.arrays else { return Ok(self.clone()) };
+        let start = self.lowest(self.end);
+        let range = (start - self.start) as i32..(self.end - self.start) as i32;
+        let copy = |held: &Array| -> Result<Array, Exception> {
+            let copy = slice::part(held, 2, range.clone())?.contiguous()?;
+            copy.eval()?;
+            Ok(copy)
+        };
+        let arrays = Some((copy(keys)?, values.as_ref().map(copy).transpose()?));
+        Ok(KeyCache { window: self.window, arrays, start, end: self.end })
+    }
+
     /// What tokens from position `first` on can see, without writing.
     pub fn seen_by(&self, first: usize) -> Result<Seen, Exception> {
         let (keys, values) = self.arrays.as_ref().ok_or_else(empty)?;
@@ -167,6 +185,10 @@ fn shape_of(array: &Array) -> [i32; 2] {
 }
 
 impl Remembers for KeyCache {
+    fn forgets(&self) -> bool {
+        self.window.is_some()
+    }
+
     fn reaches(&self, offset: usize) -> bool {
         let lowest = self.window.map_or(0, |window| (offset + 1).saturating_sub(window));
         offset <= self.end && lowest >= self.start

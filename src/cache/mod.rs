@@ -7,7 +7,8 @@
 //! or of a sliding window) and [`state::StateCache`] (a recurrent state).
 //!
 //! Going back: keys can be cut off at any earlier offset (within a window's slack); a recurrent
-//! state only exists at the offsets for which a snapshot was scheduled in the batch.
+//! state only exists at the offsets for which a snapshot was scheduled in the batch. A [`Mark`]
+//! keeps what writing on would forget, so that the cache can come back to where it was taken.
 
 pub mod keys;
 pub mod state;
@@ -20,6 +21,8 @@ use state::StateCache;
 
 /// What the caches of all layers can do.
 pub trait Remembers {
+    /// Whether writing on forgets what is needed to come back to the present offset.
+    fn forgets(&self) -> bool;
     /// Whether it can go back to `offset` tokens.
     fn reaches(&self, offset: usize) -> bool;
     /// Goes back to `offset` tokens, which it [`reaches`](Remembers::reaches).
@@ -57,6 +60,26 @@ impl LayerCache {
     }
 }
 
+/// What a cache needs to come back to an offset: of each layer what it would forget, and nothing
+/// of layers whose keys can be cut off anywhere.
+#[derive(Clone, Debug)]
+pub struct Mark {
+    layers: Vec<Option<LayerCache>>,
+    offset: usize,
+}
+
+impl Mark {
+    /// Tokens written when it was taken.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.layers.iter().flatten().map(|layer| layer.inner().bytes()).sum()
+    }
+}
+
 /// What one sequence remembers.
 ///
 /// Cloning it is a snapshot: the arrays are shared until one of the two writes.
@@ -90,6 +113,48 @@ impl Cache {
     /// Takes a snapshot's place: of this sequence or of another of the same model.
     pub fn restore(&mut self, snapshot: &Cache) {
         *self = snapshot.clone();
+    }
+
+    /// Whether writing on puts the present offset out of reach of some layer.
+    pub fn forgets(&self) -> bool {
+        self.layers.iter().any(|layer| layer.inner().forgets())
+    }
+
+    /// What [`Cache::return_to`] needs to come back here however much is written meanwhile.
+    ///
+    /// # Errors
+    /// When MLX fails.
+    pub fn mark(&self) -> Result<Mark, Fault> {
+        let kept = |layer: &LayerCache| match layer {
+            layer if !layer.inner().forgets() => Ok(None),
+            LayerCache::Keys(keys) => keys.latest().map(LayerCache::Keys).map(Some),
+            LayerCache::State(state) => Ok(Some(LayerCache::State(state.clone()))),
+        };
+        let layers = self.layers.iter().map(kept).collect::<Result<_, _>>();
+        let layers =
+            layers.map_err(|error| Fault::new(Code::Compute, format!("MLX: {}", error.what())))?;
+        Ok(Mark { layers, offset: self.offset })
+    }
+
+    /// Comes back to a mark of this cache that is not beyond what is written now; the tokens up to
+    /// it must not have been replaced by others.
+    ///
+    /// # Errors
+    /// When the mark is beyond.
+    pub fn return_to(&mut self, mark: &Mark) -> Result<(), Fault> {
+        if mark.offset > self.offset || self.layers.len() != mark.layers.len() {
+            let message =
+                format!("a mark at {} tokens is not of a cache of {}", mark.offset, self.offset);
+            return Err(Fault::new(Code::Internal, message));
+        }
+        for (layer, kept) in self.layers.iter_mut().zip(&mark.layers) {
+            match kept {
+                Some(kept) => *layer = kept.clone(),
+                None => layer.inner_mut().rollback(mark.offset),
+            }
+        }
+        self.offset = mark.offset;
+        Ok(())
     }
 
     /// Whether every layer can go back to `offset` tokens.

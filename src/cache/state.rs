@@ -47,6 +47,10 @@ impl StateCache {
 }
 
 impl Remembers for StateCache {
+    fn forgets(&self) -> bool {
+        true
+    }
+
     fn reaches(&self, offset: usize) -> bool {
         offset == self.offset
             || offset == 0

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use mlx_rs::Array;
 use mlx_rs::transforms::eval;
 
-use crate::cache::Cache;
+use crate::cache::{Cache, Mark};
 use crate::fault::{Code, Fault};
 use crate::model::{Batch, Logits, Model};
 use crate::sample::{Choice, Sampler};
@@ -73,12 +73,16 @@ fn rate(tokens: usize, time: Duration) -> f64 {
 #[derive(Default)]
 pub struct Session {
     held: Held,
-    /// The same as it was at the end of the last prompt, for models that cannot go back there.
-    prompt: Option<Held>,
+    /// Places of what is held to come back to, by ascending offset, for models whose caches forget:
+    /// where the messages of the last prompts ended, and where the prompts did.
+    marks: Vec<Mark>,
 }
 
+/// Places that a session keeps: those of two turns.
+const MARKS: usize = 4;
+
 /// Tokens that have been run.
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct Held {
     cache: Option<Cache>,
     /// Those in it.
@@ -89,13 +93,10 @@ struct Held {
 }
 
 impl Held {
-    /// Whether its first `count` tokens are those that a run of `prompt` needs: the same, still
-    /// there, and turned as those of a sequence of that length.
-    fn serves(&self, model: &Model, prompt: &[u32], count: usize) -> bool {
-        let alike = model.turns_alike(self.whole, prompt.len())
-            && (count <= self.whole || model.turns_alike(count, prompt.len()));
-        let reaches = self.cache.as_ref().is_some_and(|cache| cache.reaches(count));
-        alike && reaches && count < prompt.len() && prompt.starts_with(&self.tokens[..count])
+    /// Whether its first `count` tokens are turned as those of a sequence of `length`.
+    fn turned_as(&self, model: &Model, count: usize, length: usize) -> bool {
+        model.turns_alike(self.whole, length)
+            && (count <= self.whole || model.turns_alike(count, length))
     }
 }
 
@@ -107,7 +108,8 @@ impl Session {
 
     /// Bytes held by the cache.
     pub fn bytes(&self) -> usize {
-        self.held.cache.as_ref().map_or(0, Cache::bytes)
+        let marks: usize = self.marks.iter().map(Mark::bytes).sum();
+        self.held.cache.as_ref().map_or(0, Cache::bytes) + marks
     }
 
     /// Goes back to the longest beginning that the prompt shares with what is held, and leaves at
@@ -115,15 +117,37 @@ impl Session {
     fn reuse(&mut self, model: &Model, prompt: &[u32]) -> Result<usize, Fault> {
         let shared = self.held.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         let shared = shared.min(prompt.len() - 1);
-        let earlier = self.prompt.take().map(|held| (held.tokens.len(), held));
-        let mut found = std::iter::once((shared, std::mem::take(&mut self.held))).chain(earlier);
-        let found = found.find(|(count, held)| held.serves(model, prompt, *count));
-        let (count, mut held) = found.unwrap_or_default();
-        held.cache.get_or_insert_with(|| model.new_cache()).rollback(count)?;
+        let mut held = std::mem::take(&mut self.held);
+        let mut cache = held.cache.take().unwrap_or_else(|| model.new_cache());
+        // Marks beyond are of tokens that are not those of this prompt.
+        self.marks.retain(|mark| mark.offset() <= shared);
+        let turned = |count: usize| held.turned_as(model, count, prompt.len());
+        let count = if cache.reaches(shared) && turned(shared) {
+            cache.rollback(shared)?;
+            shared
+        } else if let Some(mark) = self.marks.iter().rfind(|mark| turned(mark.offset())) {
+            cache.return_to(mark)?;
+            mark.offset()
+        } else {
+            cache = model.new_cache();
+            0
+        };
+        self.marks.retain(|mark| mark.offset() <= count);
         held.tokens.truncate(count);
-        held.whole = prompt.len();
-        self.held = held;
+        self.held = Held { cache: Some(cache), tokens: held.tokens, whole: prompt.len() };
         Ok(count)
+    }
+
+    /// Makes the present end a place to come back to, where writing on would forget it.
+    fn mark(&mut self) -> Result<(), Fault> {
+        let Some(cache) = self.held.cache.as_ref() else { return Ok(()) };
+        let known = self.marks.last().is_some_and(|mark| mark.offset() == cache.offset());
+        if cache.forgets() && cache.offset() > 0 && !known {
+            self.marks.push(cache.mark()?);
+            let beyond = self.marks.len().saturating_sub(MARKS);
+            self.marks.drain(..beyond);
+        }
+        Ok(())
     }
 
     /// Runs tokens that only fill the cache, in chunks; false when it was stopped between them.
@@ -155,6 +179,16 @@ impl Session {
     }
 }
 
+/// What is to be gone on from.
+#[derive(Clone, Copy)]
+pub(super) struct Prompt<'a> {
+    /// At least one token.
+    pub tokens: &'a [u32],
+    /// How many of them the next prompt of a conversation begins with in any case: those before
+    /// what asks for an answer, which many templates write otherwise once there is one.
+    pub lasting: usize,
+}
+
 /// One generation: where it may end.
 pub(super) struct Limits<'a> {
     /// Most tokens of the answer.
@@ -170,7 +204,7 @@ pub(super) struct Limits<'a> {
 pub(super) fn generate(
     model: &Model,
     session: &mut Session,
-    prompt: &[u32],
+    Prompt { tokens: prompt, lasting }: Prompt,
     sampler: &mut Sampler,
     limits: &Limits,
     go_on: &dyn Fn() -> bool,
@@ -182,12 +216,13 @@ pub(super) fn generate(
         Statistics { prompt_tokens: prompt.len(), reused_tokens: reused, ..Default::default() };
     sampler.prompt(prompt);
     // Every token but the last only fills the cache.
-    if !session.fill(model, &prompt[reused..prompt.len() - 1], go_on)? {
-        return Ok((Reason::Cancelled, statistics));
+    let lasting = lasting.clamp(reused, prompt.len() - 1);
+    for part in [reused..lasting, lasting..prompt.len() - 1] {
+        if !session.fill(model, &prompt[part], go_on)? {
+            return Ok((Reason::Cancelled, statistics));
+        }
+        session.mark()?;
     }
-    let cannot_go_back = |cache: &Cache| cache.offset() > 0 && !cache.reaches(cache.offset() - 1);
-    let held = &session.held;
-    session.prompt = held.cache.as_ref().is_some_and(cannot_go_back).then(|| held.clone());
     let mut next = prompt[prompt.len() - 1];
     let mut first = begin;
     let mut logits = Vec::new();

@@ -111,6 +111,16 @@ impl Engine {
     /// # Errors
     /// When the model has no chat template, or it refuses the conversation.
     pub fn render(&self, prompt: &Prompt, options: &Options) -> Result<String, Fault> {
+        self.render_up_to(prompt, options, true)
+    }
+
+    /// The same, with what asks for the answer or without.
+    fn render_up_to(
+        &self,
+        prompt: &Prompt,
+        options: &Options,
+        add_generation_prompt: bool,
+    ) -> Result<String, Fault> {
         let (messages, tools) = match prompt {
             Prompt::Plain(text) => return Ok(text.clone()),
             Prompt::Chat { messages, tools } => (messages, tools),
@@ -123,9 +133,25 @@ impl Engine {
             messages: messages.clone(),
             tools: tools.clone(),
             thinking: options.thinking,
-            add_generation_prompt: true,
+            add_generation_prompt,
             variables: special_variables(self.tokenizer.special_texts()),
         })
+    }
+
+    /// How many tokens of a rendered conversation stand before what asks for the answer. Only
+    /// models whose caches forget need it; for the others, and where it cannot be told, all of them.
+    fn lasting(&self, request: &Request, rendered: &str, ids: &[u32]) -> usize {
+        let Prompt::Chat { .. } = &request.prompt else { return ids.len() };
+        if !self.model.new_cache().forgets() {
+            return ids.len();
+        }
+        let messages = self.render_up_to(&request.prompt, &request.options, false).ok();
+        let tail = messages.and_then(|messages| rendered.strip_prefix(messages.as_str()));
+        let tail = tail.and_then(|tail| self.tokenizer.encode_rendered(tail).ok());
+        match tail {
+            Some(tail) if ids.ends_with(&tail) => ids.len() - tail.len(),
+            _ => ids.len(),
+        }
     }
 
     /// Answers a request. Events are given to `on_event` as they happen; breaking there ends the
@@ -163,13 +189,15 @@ impl Engine {
             }
             words.push(choice.id, on_event)
         };
+        let lasting = self.lasting(request, &rendered, &ids);
+        let prompt = generate::Prompt { tokens: &ids, lasting };
         let limits = Limits {
             max_tokens: options.max_tokens.unwrap_or(usize::MAX),
             context,
             is_end: &|id| self.tokenizer.is_end(id),
         };
         let (reason, statistics) =
-            generate(&self.model, session, &ids, &mut sampler, &limits, go_on, &mut on_token)?;
+            generate(&self.model, session, prompt, &mut sampler, &limits, go_on, &mut on_token)?;
         // What was held back in case it became a stop string or a mark.
         if reason != Reason::Cancelled {
             let _ = words.finish(on_event);
