@@ -1,18 +1,23 @@
 //! A folder for mlx-lm: `<module>.weight`, `.scales`, `.biases`, and in `config.json` how each is
 //! quantized.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 use indexmap::IndexMap;
 use serde_json::{Map, Value, json};
 
+use super::Exported;
+use super::content::{Content, Run, Step, Stored};
+use super::names::{Names, Target};
 use super::shards::{self, Piece};
-use super::{Exported, names};
 use crate::companion;
+use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults, Warning};
 use crate::format::Format;
-use crate::plan::DRAFT_PREFIX;
+use crate::plan::{DRAFT_PREFIX, architecture};
+use crate::policy::{Library, Policy, Role};
 use crate::store::{Manifest, Store, Weight, media};
 
 /// mlx-lm's words for the companions.
@@ -33,7 +38,12 @@ pub fn write(
         let message = "the draft is left out: mlx-lm takes it as a folder of its own";
         exported.warnings.push(Warning::new(Code::Unsupported, message));
     }
-    let pieces = pieces(store, &weights)?;
+    let model_config = store.model_config(manifest)?;
+    let library = Library::load(None)?;
+    let policy = library.compile(library.find(&architecture(&model_config)?, Role::Target)?)?;
+    let weights = logical(&policy, &weights)?;
+    let names = names_of(&model_config, &weights);
+    let pieces = pieces(store, &names, &weights)?;
     let (files, bytes) = shards::write(&pieces, dir, shards::LARGEST, progress)?;
     exported.files += files;
     exported.bytes += bytes;
@@ -45,7 +55,7 @@ pub fn write(
         }
         let mut content = store.read_blob(layer)?;
         if name == "config.json" {
-            content = config(&content, &weights)?;
+            content = config(&content, &names, &weights)?;
         }
         let path = dir.join(name);
         fs::write(&path, &content).map_err(|error| Fault::io("write", &path, &error))?;
@@ -55,26 +65,121 @@ pub fn write(
     Ok(exported)
 }
 
+/// The table for this model.
+fn names_of(config: &Value, weights: &[Logical]) -> Names {
+    let types = [&config["model_type"], &config["text_config"]["model_type"]];
+    let types: Vec<&str> = types.into_iter().filter_map(Value::as_str).collect();
+    let quantized = weights.iter().filter(|weight| weight.format.is_some());
+    let quantized: Vec<&str> = quantized.map(|weight| weight.name.as_str()).collect();
+    Names::of_model(&types, &quantized)
+}
+
 /// Whether a name from a manifest stays inside the folder.
 fn is_plain(name: &str) -> bool {
     let mut parts = Path::new(name).components();
     matches!(parts.next(), Some(std::path::Component::Normal(_))) && parts.next().is_none()
 }
 
+/// A weight of the model: as it is stored, or stored expert by expert.
+struct Logical<'w> {
+    /// The name that it has or would have in one.
+    name: String,
+    format: Option<&'static Format>,
+    dtype: Dtype,
+    /// Unpacked.
+    shape: Vec<u64>,
+    members: Vec<&'w Weight>,
+}
+
+/// Puts single experts together by the policy's rules.
+fn logical<'w>(policy: &Policy, weights: &'w [Weight]) -> Result<Vec<Logical<'w>>, Faults> {
+    let mut whole = Vec::new();
+    let mut experts = IndexMap::<String, BTreeMap<u32, &Weight>>::new();
+    for weight in weights {
+        match policy.expert(&weight.name).and_then(|e| Some((e.stacked(), e.number()?))) {
+            Some((stacked, number)) => {
+                experts.entry(stacked).or_default().insert(number, weight);
+            }
+            None => whole.push(Logical {
+                name: weight.name.clone(),
+                format: weight.format,
+                dtype: weight.dtype,
+                shape: weight.shape.clone(),
+                members: vec![weight],
+            }),
+        }
+    }
+    let mut faults = Faults::default();
+    for (name, members) in experts {
+        let count = members.len() as u64;
+        let last = members.keys().next_back().copied().unwrap_or(0);
+        let members: Vec<&Weight> = members.into_values().collect();
+        let like = |weight: &Weight| {
+            let format = weight.format.map(|format| &format.name);
+            (format.cloned(), weight.dtype, weight.shape.clone(), weight.parts.len())
+        };
+        let first = members[0];
+        let even = members.iter().all(|weight| like(weight) == like(first));
+        if u64::from(last) + 1 != count || !even {
+            let message = "its experts are not alike, or some are missing";
+            faults.push(Fault::new(Code::BadExperts, message).on_tensor(name));
+            continue;
+        }
+        let shape = [&[count], first.shape.as_slice()].concat();
+        let (format, dtype) = (first.format, first.dtype);
+        whole.push(Logical { name, format, dtype, shape, members });
+    }
+    faults.or(whole)
+}
+
+impl Logical<'_> {
+    /// A stored part of it: of all experts, where it is stored one by one.
+    fn stored(&self, store: &Store, part: usize) -> Stored {
+        let runs = self.members.iter().map(|weight| Run {
+            blob: store.blob_path(&weight.layer.digest),
+            range: weight.parts[part].range.clone(),
+        });
+        let first = &self.members[0].parts[part];
+        let shape = match (self.is_apart(), first.shape.as_slice()) {
+            (false, shape) => shape.to_vec(),
+            (true, shape) => [&[self.members.len() as u64], shape].concat(),
+        };
+        Stored { dtype: first.dtype, shape, runs: runs.collect() }
+    }
+
+    fn is_apart(&self) -> bool {
+        self.members[0].name != self.name
+    }
+
+    /// What follows the weight's name in the name of a part.
+    fn suffix(&self, part: usize) -> &str {
+        let weight = self.members[0];
+        &weight.parts[part].name[weight.name.len()..]
+    }
+
+    fn parts(&self) -> usize {
+        self.members[0].parts.len()
+    }
+
+    /// Whether it is written unquantized although it is quantized.
+    fn is_decoded(&self, target: &Target) -> bool {
+        self.format.is_some() && (target.decoded || target.transposed)
+    }
+}
+
 /// All tensors under mlx-lm's names.
-fn pieces(store: &Store, weights: &[Weight]) -> Result<Vec<Piece>, Faults> {
+fn pieces(store: &Store, names: &Names, weights: &[Logical]) -> Result<Vec<Piece>, Faults> {
     let mut faults = Faults::default();
     let mut pieces = Vec::new();
     for weight in weights {
-        for part in &weight.parts {
-            let suffix = &part.name[weight.name.len()..];
-            let companion = companion::ALL.iter().position(|companion| *companion == suffix);
-            let name = match companion {
-                None if weight.format.is_none() => names::plain(&weight.name),
-                None => format!("{}.weight", names::module(&weight.name)),
-                Some(i) if i < MLX_COMPANIONS.len() => {
-                    format!("{}{}", names::module(&weight.name), MLX_COMPANIONS[i])
-                }
+        let target = names.of(&weight.name);
+        let parts = if weight.is_decoded(&target) { 1 } else { weight.parts() };
+        for part in 0..parts {
+            let suffix = match companion::ALL.iter().position(|c| *c == weight.suffix(part)) {
+                None if weight.format.is_some() || weight.name.ends_with(".weight") => ".weight",
+                None if target.module => ".weight",
+                None => "",
+                Some(i) if i < MLX_COMPANIONS.len() => MLX_COMPANIONS[i],
                 Some(_) => {
                     faults.push(
                         Fault::new(Code::Unsupported, "mlx-lm cannot read global scales")
@@ -84,15 +189,71 @@ fn pieces(store: &Store, weights: &[Weight]) -> Result<Vec<Piece>, Faults> {
                     continue;
                 }
             };
-            let blob = store.blob_path(&weight.layer.digest);
-            pieces.push(Piece { name, blob, tensor: part.clone() });
+            let content = match weight.format.filter(|_| weight.is_decoded(&target)) {
+                None => Content::Stored(weight.stored(store, part)),
+                Some(format) => Content::Decoded {
+                    format,
+                    parts: (0..weight.parts()).map(|part| weight.stored(store, part)).collect(),
+                    dtype: weight.dtype,
+                    shape: weight.shape.clone(),
+                },
+            };
+            named(&target, suffix, content, &mut pieces);
         }
     }
     faults.or(pieces)
 }
 
+/// Adds a tensor, or what is made of it, under its names.
+fn named(target: &Target, suffix: &str, content: Content, pieces: &mut Vec<Piece>) {
+    if let (true, Content::Stored(stored)) = (target.apart, &content) {
+        let name = &target.names[0];
+        for (number, stored) in each_expert(stored).into_iter().enumerate() {
+            let name = name.replace("{e}", &number.to_string()) + suffix;
+            let content = Content::Stored(stored);
+            pieces.push(Piece { name, content, steps: Vec::new(), reshaped: None });
+        }
+        return;
+    }
+    for (second, name) in target.names.iter().enumerate() {
+        let mut steps = Vec::new();
+        if target.transposed {
+            steps.push(Step::Transpose);
+        }
+        if let Some((split, axis)) = target.split {
+            steps.push(Step::Take { split, axis, second: second > 0 });
+        }
+        steps.extend(target.add.map(Step::Add));
+        let reshaped = match content.shape() {
+            &[channels, 1, kernel] if target.last => Some(vec![channels, kernel, 1]),
+            _ => None,
+        };
+        let (name, content) = (format!("{name}{suffix}"), content.clone());
+        pieces.push(Piece { name, content, steps, reshaped });
+    }
+}
+
+/// A stacked tensor's experts.
+fn each_expert(stored: &Stored) -> Vec<Stored> {
+    let (count, shape) = stored.shape.split_first().map_or((1, &[][..]), |(c, s)| (*c, s));
+    let cut = |number: u64| match stored.runs.as_slice() {
+        [all] => {
+            let bytes = all.len() / count.max(1);
+            let start = all.range.start + number * bytes;
+            Run { blob: all.blob.clone(), range: start..start + bytes }
+        }
+        single => single[number as usize].clone(),
+    };
+    let expert = |number| Stored {
+        dtype: stored.dtype,
+        shape: shape.to_vec(),
+        runs: vec![cut(number)],
+    };
+    (0..count).map(expert).collect()
+}
+
 /// The config with mlx-lm's `quantization`: the commonest format for all, the others by module.
-fn config(text: &[u8], weights: &[Weight]) -> Result<Vec<u8>, Fault> {
+fn config(text: &[u8], names: &Names, weights: &[Logical]) -> Result<Vec<u8>, Fault> {
     let bad =
         |why: &dyn std::fmt::Display| Fault::new(Code::BadConfig, format!("config.json: {why}"));
     let strict: Result<Map<String, Value>, _> = serde_json::from_slice(text);
@@ -107,25 +268,29 @@ fn config(text: &[u8], weights: &[Weight]) -> Result<Vec<u8>, Fault> {
     // What a producer said of its own layout is not true of ours.
     config.remove("quantization_config");
     config.remove("quantization");
-    if let Some(quantization) = quantization(weights) {
+    if let Some(quantization) = quantization(names, weights) {
         config.insert("quantization".into(), quantization.clone());
         config.insert("quantization_config".into(), quantization);
     }
     serde_json::to_vec_pretty(&config).map_err(|error| bad(&error))
 }
 
-fn quantization(weights: &[Weight]) -> Option<Value> {
+fn quantization(names: &Names, weights: &[Logical]) -> Option<Value> {
     let mut elements = IndexMap::<&str, (&Format, u64)>::new();
     for weight in weights {
         if let Some(format) = weight.format {
-            elements.entry(&format.name).or_insert((format, 0)).1 += weight.elements();
+            let count = weight.shape.iter().product::<u64>();
+            elements.entry(&format.name).or_insert((format, 0)).1 += count;
         }
     }
     let (common, _) = elements.values().max_by_key(|(_, elements)| *elements)?;
     let mut quantization = of(common);
     for weight in weights {
         if let Some(format) = weight.format.filter(|format| format.name != common.name) {
-            quantization.insert(names::module(&weight.name), of(format).into());
+            let target = names.of(&weight.name);
+            if !weight.is_decoded(&target) {
+                quantization.extend(target.names.into_iter().map(|name| (name, of(format).into())));
+            }
         }
     }
     Some(quantization.into())

@@ -1,8 +1,9 @@
 //! export: a model of the store in, a folder for another program out.
 //!
 //! The only target yet is mlx-lm: the same bytes under its names, with the formats in
-//! `config.json`. Names that differ are data, `policies/exports/mlx-lm.toml`.
+//! `config.json`. What differs is data, `policies/exports/mlx-lm.toml`.
 
+mod content;
 mod mlx_lm;
 mod names;
 mod shards;

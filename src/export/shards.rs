@@ -1,30 +1,39 @@
 //! Safetensors files of bounded size, copied together from ranges of blobs.
 
 use std::fs::File;
-use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::io::{BufWriter, Write};
+use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use super::content::{Content, Step};
 use crate::fault::{Code, Fault};
-use crate::store::StoredTensor;
 
 /// Most bytes of tensors in one file.
 pub const LARGEST: u64 = 5_000_000_000;
 
-/// A tensor under its new name, and the blob that it is in.
+/// A tensor under its new name.
 pub struct Piece {
     /// Its name in the export.
     pub name: String,
-    /// The blob's file.
-    pub blob: PathBuf,
-    /// Where in it.
-    pub tensor: StoredTensor,
+    /// What it is made of.
+    pub content: Content,
+    /// What is done to it.
+    pub steps: Vec<Step>,
+    /// Its shape, when it is another than the steps leave it.
+    pub reshaped: Option<Vec<u64>>,
 }
 
 impl Piece {
+    /// Its shape in the export.
+    pub fn shape(&self) -> Vec<u64> {
+        let shape = self.content.shape().to_vec();
+        let made = self.steps.iter().fold(shape, |shape, step| step.shape(&shape));
+        self.reshaped.clone().unwrap_or(made)
+    }
+
     fn bytes(&self) -> u64 {
-        self.tensor.range.end - self.tensor.range.start
+        self.shape().iter().product::<u64>() * self.content.dtype().bytes()
     }
 }
 
@@ -74,13 +83,12 @@ fn shard(pieces: &[Piece], path: &Path, progress: &dyn Fn(u64)) -> Result<u64, F
     out.write_all(&header).map_err(|error| fault(&error))?;
     let mut bytes = 8 + header.len() as u64;
     for piece in pieces {
-        let read = |error: &std::io::Error| Fault::io("read", &piece.blob, error);
-        let mut blob = File::open(&piece.blob).map_err(|error| read(&error))?;
-        blob.seek(SeekFrom::Start(piece.tensor.range.start)).map_err(|error| read(&error))?;
-        let copied = std::io::copy(&mut blob.take(piece.bytes()), &mut out)
-            .map_err(|error| fault(&error))?;
+        let copied = piece
+            .content
+            .write(&piece.steps, &mut out)
+            .map_err(|fault| fault.on_tensor(&piece.name))?;
         if copied != piece.bytes() {
-            let what = format!("{} became shorter while it was read", piece.blob.display());
+            let what = "its blob became shorter while it was read";
             return Err(Fault::new(Code::CorruptBlob, what).on_tensor(&piece.name));
         }
         bytes += copied;
@@ -96,7 +104,7 @@ fn header(pieces: &[Piece]) -> Vec<u8> {
     header.insert("__metadata__".into(), json!({"format": "mlx"}));
     let mut at = 0;
     for piece in pieces {
-        let StoredTensor { dtype, shape, .. } = &piece.tensor;
+        let (dtype, shape) = (piece.content.dtype(), piece.shape());
         let end = at + piece.bytes();
         let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]});
         header.insert(piece.name.clone(), entry);
