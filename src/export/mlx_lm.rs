@@ -44,6 +44,10 @@ pub fn write(
     let weights = logical(&policy, &weights)?;
     let names = names_of(&model_config, &weights);
     let pieces = pieces(store, &names, &weights)?;
+    if pieces.iter().any(|piece| piece.steps.iter().any(|step| matches!(step, Step::Add(_)))) {
+        let message = "norms hold 1 + w, rounded to their dtype, as mlx-lm's own conversion has them";
+        exported.warnings.push(Warning::new(Code::Unsupported, message));
+    }
     let (files, bytes) = shards::write(&pieces, dir, shards::LARGEST, progress)?;
     exported.files += files;
     exported.bytes += bytes;
