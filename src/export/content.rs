@@ -111,7 +111,9 @@ impl Content {
     fn bytes(&self) -> Result<Vec<u8>, Fault> {
         match self {
             Content::Stored(stored) => stored.bytes(),
-            Content::Decoded { format, parts, dtype, shape } => decoded(format, parts, *dtype, shape),
+            Content::Decoded { format, parts, dtype, shape } => {
+                decoded(format, parts, *dtype, shape)
+            }
         }
     }
 }

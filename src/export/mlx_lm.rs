@@ -45,7 +45,8 @@ pub fn write(
     let names = names_of(&model_config, &weights);
     let pieces = pieces(store, &names, &weights)?;
     if pieces.iter().any(|piece| piece.steps.iter().any(|step| matches!(step, Step::Add(_)))) {
-        let message = "norms hold 1 + w, rounded to their dtype, as mlx-lm's own conversion has them";
+        let message =
+            "norms hold 1 + w, rounded to their dtype, as mlx-lm's own conversion has them";
         exported.warnings.push(Warning::new(Code::Unsupported, message));
     }
     let (files, bytes) = shards::write(&pieces, dir, shards::LARGEST, progress)?;
@@ -248,11 +249,8 @@ fn each_expert(stored: &Stored) -> Vec<Stored> {
         }
         single => single[number as usize].clone(),
     };
-    let expert = |number| Stored {
-        dtype: stored.dtype,
-        shape: shape.to_vec(),
-        runs: vec![cut(number)],
-    };
+    let expert =
+        |number| Stored { dtype: stored.dtype, shape: shape.to_vec(), runs: vec![cut(number)] };
     (0..count).map(expert).collect()
 }
 

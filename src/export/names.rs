@@ -212,7 +212,11 @@ mod tests {
                 "model.language_model.layers.0.mlp.experts.down_proj",
                 "language_model.model.layers.0.mlp.switch_mlp.down_proj",
             ),
-            ("llama", "model.layers.3.self_attn.q_proj.bias", "model.layers.3.self_attn.q_proj.bias"),
+            (
+                "llama",
+                "model.layers.3.self_attn.q_proj.bias",
+                "model.layers.3.self_attn.q_proj.bias",
+            ),
             ("llama", "model.embed_tokens.weight", "model.embed_tokens"),
             (
                 "qwen3_next",
@@ -226,13 +230,14 @@ mod tests {
 
     #[test]
     fn gate_and_up_are_taken_apart() {
-        let target = Names::of_model(&["gpt_oss"], &[]).of("model.layers.0.mlp.experts.gate_up_proj");
+        let target =
+            Names::of_model(&["gpt_oss"], &[]).of("model.layers.0.mlp.experts.gate_up_proj");
         assert_eq!(target.split, Some((Split::Pairs, 2)));
         assert!(target.transposed && target.module);
         let names = ["model.layers.0.mlp.experts.gate_proj", "model.layers.0.mlp.experts.up_proj"];
         assert_eq!(target.names, names);
-        let target = Names::of_model(&["gpt_oss"], &[])
-            .of("model.layers.0.mlp.experts.gate_up_proj.weight");
+        let target =
+            Names::of_model(&["gpt_oss"], &[]).of("model.layers.0.mlp.experts.gate_up_proj.weight");
         assert!(!target.transposed && !target.module);
     }
 
