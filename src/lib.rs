@@ -9,6 +9,7 @@
 pub mod cache;
 #[cfg(feature = "mlx")]
 pub mod chat;
+pub mod checkpoint;
 pub mod classify;
 pub mod cli;
 pub mod companion;

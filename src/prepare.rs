@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
+use crate::checkpoint::architecture;
 use crate::classify::{self, Classified};
 use crate::fault::{Code, Fault, Faults};
-use crate::plan::{Stock, architecture};
+use crate::plan::Stock;
 use crate::policy::{Library, Policy, Role, fit};
 use crate::read::{self, Inventory};
 

@@ -7,9 +7,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use crate::checkpoint::architecture;
 use crate::fault::Faults;
 use crate::format::Formats;
-use crate::plan::{self, Explanation, architecture, render};
+use crate::plan::{self, Explanation, render};
 use crate::policy::{Library, Role};
 use crate::prepare::{self, Prepared};
 use crate::read::Inventory;

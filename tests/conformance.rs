@@ -80,7 +80,7 @@ fn plan_case(library: &Library, case: &Case, request: &str) -> Result<Plan, lath
     let inventory = inventory(case);
     let classified = lathe::classify::classify(&inventory)?;
     let role = if case.role == "draft" { Role::Draft } else { Role::Target };
-    let architecture = plan::architecture(&inventory.config)?;
+    let architecture = lathe::checkpoint::architecture(&inventory.config)?;
     let policy = library.compile(library.find(&architecture, role)?)?;
     let stock = Stock { inventory: &inventory, classified: &classified, policy: &policy };
     let format = (request != "none").then(|| request.to_string());

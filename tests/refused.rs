@@ -84,7 +84,7 @@ fn write(case: &Case, dir: &Path) {
 fn planned(library: &Library, dir: &Path) -> Result<Plan, Faults> {
     let inventory = lathe::read::folder(dir)?;
     let classified = lathe::classify::classify(&inventory)?;
-    let architecture = plan::architecture(&inventory.config)?;
+    let architecture = lathe::checkpoint::architecture(&inventory.config)?;
     let policy = library.compile(library.find(&architecture, Role::Target)?)?;
     let stock = Stock { inventory: &inventory, classified: &classified, policy: &policy };
     plan::plan(stock, None, &Options::default())

@@ -72,7 +72,7 @@ fn planned(dir: &Path, request: Request) -> Result<(Plan, Inventory), Faults> {
     let library = Library::built_in();
     let inventory = lathe::read::folder(dir)?;
     let classified = lathe::classify::classify(&inventory)?;
-    let architecture = plan::architecture(&inventory.config)?;
+    let architecture = lathe::checkpoint::architecture(&inventory.config)?;
     let policy = library.compile(library.find(&architecture, Role::Target)?)?;
     let stock = Stock { inventory: &inventory, classified: &classified, policy: &policy };
     let plan = plan::plan(stock, None, &Options { request, ..Options::default() })?;

@@ -252,22 +252,3 @@ fn go_templates_are_told_from_jinja() {
         assert!(!is_go(jinja), "{jinja}");
     }
 }
-
-#[test]
-fn the_template_is_found_where_folders_have_it() {
-    let mut files = Files::default();
-    assert_eq!(template_of(&files, "default").unwrap(), None);
-    files.insert(
-        "tokenizer_config.json",
-        json!({"chat_template": [{"name": "default", "template": "d"},
-                                 {"name": "tool_use", "template": "t"}]})
-        .to_string()
-        .into_bytes(),
-    );
-    let found = |files: &Files, named| template_of(files, named).unwrap().unwrap().1;
-    assert_eq!(found(&files, "default"), "d");
-    assert_eq!(found(&files, "tool_use"), "t");
-    assert_eq!(found(&files, "rag"), "d");
-    files.insert("chat_template.jinja", b"own".to_vec());
-    assert_eq!(found(&files, "default"), "own");
-}

@@ -238,7 +238,7 @@ fn check(writer: &Writer, manifest: &Manifest) -> Result<Option<Smoke>, Faults> 
             ui::bytes(bytes),
             ui::bytes(memory)
         ),
-        Checked::NoVocabulary => "there is no vocabulary that spells a plain sentence".into(),
+        Checked::CannotSpell => "the vocabulary does not spell a plain sentence".into(),
     };
     Ok(Some(Smoke { note: format!("no smoke check: {why}"), runs, ..Smoke::default() }))
 }

@@ -79,9 +79,9 @@ struct SamplingArgs {
     /// Leave out tokens less likely than this fraction of the likeliest
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     min_p: Option<f64>,
-    /// Makes a sampled answer repeatable
-    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
-    seed: Option<u64>,
+    /// Makes a sampled answer repeatable; -1 for another one each time
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true, value_parser = seed)]
+    seed: Option<Seed>,
     /// Most tokens of the answer
     #[arg(long, short = 'n', value_name = "COUNT", allow_negative_numbers = true)]
     max_tokens: Option<usize>,
@@ -119,20 +119,36 @@ impl SamplingArgs {
                 options.set(name, &json!(number))?;
             }
         }
-        if self.seed.is_some() {
-            options.sampling.seed = self.seed;
+        if let Some(Seed(seed)) = self.seed {
+            options.sampling.seed = seed;
+            options.settle("seed");
         }
         if self.max_tokens.is_some() {
             options.max_tokens = self.max_tokens;
+            options.settle("num_predict");
         }
         if self.think.is_some() {
             options.thinking = self.think;
         }
         if !self.stop.is_empty() {
             options.stops.clone_from(&self.stop);
+            options.settle("stop");
         }
         options.sampling.logprobs = self.logprobs;
+        options.check()?;
         Ok(options)
+    }
+}
+
+/// A seed; `None` for another one each time.
+#[derive(Clone, Copy)]
+struct Seed(Option<u64>);
+
+fn seed(text: &str) -> Result<Seed, String> {
+    match text.parse::<i128>() {
+        Ok(number) if number < 0 => Ok(Seed(None)),
+        Ok(number) if u64::try_from(number).is_ok() => Ok(Seed(u64::try_from(number).ok())),
+        _ => Err(format!("a seed is a whole number, at most {}", u64::MAX)),
     }
 }
 

@@ -194,7 +194,7 @@ impl Model {
 
 /// What the model's own config says it is.
 fn architecture(store: &Store, manifest: &Manifest) -> Option<String> {
-    plan::architecture(&store.model_config(manifest).ok()?).ok()
+    crate::checkpoint::architecture(&store.model_config(manifest).ok()?).ok()
 }
 
 /// A Modelfile that makes the same model from the stored one.

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::options::Options;
-use crate::chat::{Answers, Template, is_go, template_of};
+use crate::chat::{Answers, Template, is_go};
+use crate::checkpoint::{self, GENERATION_CONFIG, architecture, chat_template};
 use crate::fault::{Code, Fault, Faults};
 use crate::model::{Backend, Blobs, Compute, Known, Model, TensorSource, load as load_model};
-use crate::plan::{self, DRAFT_PREFIX};
+use crate::plan::DRAFT_PREFIX;
 use crate::policy::{Policy, Role, stored};
 use crate::store::{Layer, Manifest, Name, Store, media};
 use crate::tokenizer::{Files, Tokenizer};
@@ -18,10 +19,12 @@ use crate::tokenizer::{Files, Tokenizer};
 pub struct Engine {
     pub(super) model: Model,
     pub(super) tokenizer: Tokenizer,
-    pub(super) template: Option<Template>,
+    /// Where it cannot be used, why: plain prompts need none.
+    pub(super) template: Option<Result<Template, Fault>>,
     /// For conversations with tools, where the model has a template of its own for them.
-    pub(super) tool_template: Option<Template>,
-    pub(super) answers: Answers,
+    pub(super) tool_template: Option<Result<Template, Fault>>,
+    /// As with the template.
+    pub(super) answers: Result<Answers, Fault>,
     pub(super) load_time: Duration,
     /// What the makers recommend and the Modelfile says.
     pub defaults: Options,
@@ -94,10 +97,10 @@ impl Engine {
         let text = |media_type| text_layer(store, &manifest, media_type);
         let parameters = json_layer(store, &manifest, media::PARAMS)?;
         let messages = json_layer(store, &manifest, media::MESSAGES)?;
-        let generation = files.json("generation_config.json")?.unwrap_or(Value::Null);
-        let defaults = Options::recommended(&generation).with_parameters(&parameters)?;
+        let generation = files.json(GENERATION_CONFIG)?.unwrap_or(Value::Null);
+        let defaults = Options::recommended(&generation).with_parameters(&parameters);
         let own = text(media::TEMPLATE)?.filter(|template| !is_go(template));
-        let (template, tool_template) = templates(own, &files)?;
+        let (template, tool_template) = templates(own, &files);
         let dirs: Vec<&Path> = loading.policy_dir.into_iter().collect();
         let parser = config.parser.as_deref().unwrap_or(crate::chat::DEFAULT);
         Ok(Engine {
@@ -105,7 +108,7 @@ impl Engine {
             tokenizer: Tokenizer::load(&files)?,
             template,
             tool_template,
-            answers: policy.answers(parser, &dirs)?,
+            answers: policy.answers(parser, &dirs),
             load_time: begin.elapsed(),
             defaults,
             system: text(media::SYSTEM)?,
@@ -114,14 +117,14 @@ impl Engine {
         })
     }
 
-    /// Whether it can hold a conversation.
+    /// Whether it has a chat template, so that a prompt is a conversation.
     pub fn can_chat(&self) -> bool {
         self.template.is_some()
     }
 
     /// The text of its chat template.
     pub fn template_source(&self) -> Option<&str> {
-        self.template.as_ref().map(Template::source)
+        self.template.as_ref()?.as_ref().ok().map(Template::source)
     }
 
     /// The vocabulary.
@@ -149,7 +152,7 @@ pub(super) fn model_of(
         .json("config.json")?
         .ok_or_else(|| Fault::new(Code::NoConfig, "the model has no config.json"))?;
     let decoder = policy.decoder.as_ref().ok_or_else(|| {
-        let architecture = plan::architecture(&config).unwrap_or_else(|_| "this model".into());
+        let architecture = architecture(&config).unwrap_or_else(|_| "this model".into());
         let help = match loading.policy_dir {
             None => "a policy with a decoder section can say it; see docs/policies.md".into(),
             Some(dir) => format!(
@@ -209,23 +212,24 @@ pub(super) fn is_of_target(layer: &Layer) -> bool {
     !layer.name.as_deref().unwrap_or_default().starts_with(DRAFT_PREFIX)
 }
 
+/// A template, or why it cannot be used; `None` where there is none.
+type Compiled = Option<Result<Template, Fault>>;
+
 /// The template for conversations, and that for those with tools where it is another.
-fn templates(
-    own: Option<String>,
-    files: &Files,
-) -> Result<(Option<Template>, Option<Template>), Fault> {
+fn templates(own: Option<String>, files: &Files) -> (Compiled, Compiled) {
     if let Some(own) = own {
-        return Ok((Some(Template::compile("TEMPLATE", &own)?), None));
+        return (Some(Template::compile("TEMPLATE", &own)), None);
     }
-    let compile = |named| {
-        let found = template_of(files, named)?;
-        found.map(|(name, text)| Template::compile(&name, &text)).transpose()
+    let compile = |named| -> Compiled {
+        let found = chat_template(&mut &*files, named).transpose()?;
+        Some(found.and_then(|found| Template::compile(&found.name, &found.text)))
     };
-    let template: Option<Template> = compile("default")?;
-    let for_tools: Option<Template> = compile("tool_use")?;
-    let differs = |tools: &Template| template.as_ref().is_none_or(|t| t.source() != tools.source());
-    let for_tools = for_tools.filter(differs);
-    Ok((template, for_tools))
+    let template = compile(checkpoint::DEFAULT);
+    let source = |compiled: &Compiled| Some(compiled.as_ref()?.as_ref().ok()?.source().to_owned());
+    let same = source(&template);
+    let for_tools = compile(checkpoint::TOOL_USE);
+    let differs = same.is_none() || source(&for_tools) != same;
+    (template, for_tools.filter(|_| differs))
 }
 
 fn text_layer(

@@ -129,6 +129,7 @@ impl Engine {
             Some(template) if !tools.is_empty() => template,
             _ => self.template.as_ref().ok_or_else(no_template)?,
         };
+        let template = template.as_ref().map_err(Clone::clone)?;
         template.render(&Conversation {
             messages: messages.clone(),
             tools: tools.clone(),
@@ -166,21 +167,26 @@ impl Engine {
         go_on: &dyn Fn() -> bool,
         on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
     ) -> Result<Answer, Fault> {
-        request.options.sampling.check()?;
         let options = &request.options;
+        options.check()?;
         let rendered = self.render(&request.prompt, options)?;
+        let context = self.context(options);
+        // What is far too long is not tokenized to find out.
+        let least = self.tokenizer.least_tokens(&rendered, context);
+        if least >= context {
+            return Err(too_long(&format!("at least {least}"), context));
+        }
         let ids = match &request.prompt {
             Prompt::Plain(text) => self.tokenizer.encode(text)?,
             Prompt::Chat { .. } => self.tokenizer.encode_rendered(&rendered)?,
         };
-        let context = self.context(options);
         if ids.is_empty() {
             return Err(Fault::new(Code::Usage, "there is nothing to answer: the prompt is empty"));
         }
         if ids.len() >= context {
-            return Err(too_long(ids.len(), context));
+            return Err(too_long(&ids.len().to_string(), context));
         }
-        let mut words = Words::new(self, request, &rendered);
+        let mut words = Words::new(self, request, &rendered)?;
         let mut sampler = Sampler::new(options.sampling.clone());
         let wants_tokens = options.sampling.logprobs.is_some();
         let mut on_token = |choice: &Choice| {
@@ -217,15 +223,15 @@ struct Words<'a> {
 }
 
 impl<'a> Words<'a> {
-    fn new(engine: &'a Engine, request: &'a Request, rendered: &str) -> Self {
+    fn new(engine: &'a Engine, request: &'a Request, rendered: &str) -> Result<Self, Fault> {
         let (kept, parser) = match &request.prompt {
             Prompt::Plain(_) => (Kept::None, None),
-            Prompt::Chat { tools, .. } => (
-                engine.tokenizer.kept(engine.answers.marks()),
-                Some(engine.answers.answer(rendered, tools)),
-            ),
+            Prompt::Chat { tools, .. } => {
+                let answers = engine.answers.as_ref().map_err(Clone::clone)?;
+                (engine.tokenizer.kept(answers.marks()), Some(answers.answer(rendered, tools)))
+            }
         };
-        Words {
+        Ok(Words {
             stream: engine.tokenizer.stream(kept),
             stops: StopStrings::new(request.options.stops.iter().cloned()),
             stopped: false,
@@ -238,7 +244,7 @@ impl<'a> Words<'a> {
                 reason: Reason::Stop,
                 statistics: Statistics::default(),
             },
-        }
+        })
     }
 
     fn push(
@@ -247,8 +253,11 @@ impl<'a> Words<'a> {
         on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
     ) -> ControlFlow<Reason> {
         self.answer.tokens.push(id);
-        let text = self.stream.push(id);
-        let shown = self.stops.push(&text);
+        // A stop string may be a special token that no reader sees, or hold one.
+        let shown = match self.stream.hidden(id) {
+            Some(special) => self.stops.push_hidden(&special),
+            None => self.stops.push(&self.stream.push(id)),
+        };
         self.stopped = shown.stop;
         let pieces = self.pieces(&shown.text);
         match self.show(pieces, on_event) {
@@ -306,7 +315,7 @@ fn no_template() -> Fault {
         .help("give it a plain prompt with --raw, or a Jinja TEMPLATE in its Modelfile")
 }
 
-fn too_long(prompt: usize, context: usize) -> Fault {
+fn too_long(prompt: &str, context: usize) -> Fault {
     let what = format!(
         "the prompt has {prompt} tokens; the model's context holds {context} with the answer"
     );

@@ -3,12 +3,14 @@
 
 use serde_json::Value;
 
+use crate::checkpoint;
 use crate::fault::{Code, Fault};
 use crate::format::nearest;
+use crate::modelfile::Parameter;
 use crate::sample::Settings;
 
 /// The options of one answer.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// How tokens are chosen.
     pub sampling: Settings,
@@ -20,12 +22,15 @@ pub struct Options {
     pub context: Option<usize>,
     /// Whether the model is to think, where it can be told.
     pub thinking: Option<bool>,
+    /// Options of the Modelfile that cannot be set as it says, and why.
+    refused: Vec<(String, Fault)>,
 }
 
-/// Sets one option from a number.
+/// Sets one option from a number that its parameter takes.
 type Setter = fn(&mut Options, f64);
 
-/// The numeric options, by the names that Modelfiles (Ollama's) and `/set` know them by.
+/// The numeric options, by the names that Modelfiles (Ollama's) and `/set` know them by; which numbers
+/// each takes is said where the Modelfile's parameters are.
 const NUMBERS: &[(&str, Setter)] = &[
     ("temperature", |o, n| o.sampling.temperature = n as f32),
     ("top_k", |o, n| o.sampling.top_k = n.max(0.0) as usize),
@@ -39,90 +44,81 @@ const NUMBERS: &[(&str, Setter)] = &[
     ("frequency_penalty", |o, n| o.sampling.frequency_penalty = n as f32),
     ("seed", |o, n| o.sampling.seed = (n >= 0.0).then_some(n as u64)),
     ("num_predict", |o, n| o.max_tokens = (n >= 0.0).then_some(n as usize)),
-    ("num_ctx", |o, n| o.context = (n > 0.0).then_some(n as usize)),
-];
-
-/// Options of Ollama's runner that lathe has no use for: they are passed over.
-const ELSEWHERE: &[&str] = &[
-    "num_batch",
-    "num_gpu",
-    "main_gpu",
-    "use_mmap",
-    "use_mlock",
-    "num_thread",
-    "numa",
-    "num_keep",
-    "low_vram",
-    "f16_kv",
-    "vocab_only",
-    "logits_all",
-    "penalize_newline",
-    "mirostat",
-    "mirostat_eta",
-    "mirostat_tau",
-    "tfs_z",
+    ("num_ctx", |o, n| o.context = Some(n as usize)),
 ];
 
 impl Options {
-    /// What `generation_config.json` recommends. As in transformers, sampling settings hold only
-    /// where it says `do_sample`; otherwise the model is greedy.
+    /// What `generation_config.json` recommends.
     pub fn recommended(generation_config: &Value) -> Self {
-        let mut options = Options::default();
-        if generation_config["do_sample"] != true {
-            return options;
-        }
-        options.sampling.temperature = 1.0;
-        for (theirs, ours) in [
-            ("temperature", "temperature"),
-            ("top_k", "top_k"),
-            ("top_p", "top_p"),
-            ("min_p", "min_p"),
-            ("typical_p", "typical_p"),
-            ("repetition_penalty", "repeat_penalty"),
-        ] {
-            if let (Some(number), Some(set)) = (generation_config[theirs].as_f64(), setter(ours)) {
+        let generation = checkpoint::generation(generation_config);
+        let mut options = Options { stops: generation.stops, ..Options::default() };
+        for (name, number) in generation.parameters {
+            if let Some(set) = setter(name) {
                 set(&mut options, number);
             }
         }
+        let never = |id| (id, f32::NEG_INFINITY);
+        options.sampling.logit_bias = generation.suppressed.into_iter().map(never).collect();
         options
     }
 
-    /// Adds the `PARAMETER`s of a Modelfile, as the manifest holds them: an object.
-    ///
-    /// # Errors
-    /// When a name is unknown or a value has the wrong type.
-    pub fn with_parameters(mut self, parameters: &Value) -> Result<Self, Fault> {
+    /// Adds the `PARAMETER`s of a Modelfile, as the manifest holds them: an object. What cannot be
+    /// set is kept as a reason to refuse the first answer, unless it is set otherwise before.
+    pub fn with_parameters(mut self, parameters: &Value) -> Self {
         for (name, value) in parameters.as_object().into_iter().flatten() {
-            self.set(name, value)?;
+            if let Err(fault) = self.set(name, value) {
+                let help =
+                    format!("it is a PARAMETER of the Modelfile; --set {name}=… overrides it");
+                self.refused.push((name.clone(), fault.help(help)));
+            }
         }
-        Ok(self)
+        self
     }
 
     /// Sets one option by its name.
     ///
     /// # Errors
-    /// When the name is unknown or the value has the wrong type.
+    /// When the name is unknown, or the value has the wrong type or is out of range.
     pub fn set(&mut self, name: &str, value: &Value) -> Result<(), Fault> {
+        let Some(parameter) = Parameter::named(name) else {
+            return if Parameter::is_ignored(name) { Ok(()) } else { Err(unknown(name)) };
+        };
+        let wrong = |wanted: String| {
+            let given = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            Fault::new(Code::Usage, format!("{name} takes {wanted}, not {given}"))
+        };
         if name == "stop" {
             let listed = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
             let stops: Option<Vec<String>> =
                 listed.iter().map(|stop| stop.as_str().map(str::to_owned)).collect();
-            self.stops = stops.ok_or_else(|| wrong_type(name, "a text", value))?;
-            return Ok(());
+            self.stops = stops.ok_or_else(|| wrong(parameter.wanted()))?;
+        } else if parameter.is_number() {
+            let number = parameter.number(value).map_err(wrong)?;
+            if let Some(set) = setter(name) {
+                set(self, number);
+            }
         }
-        let Some(set) = setter(name) else {
-            return if ELSEWHERE.contains(&name) { Ok(()) } else { Err(unknown(name)) };
-        };
-        let number = match value {
-            Value::String(text) => text.trim().parse().ok(),
-            _ => value.as_f64(),
-        };
-        let number = number.filter(|number: &f64| number.is_finite());
-        set(self, number.ok_or_else(|| wrong_type(name, "a number", value))?);
-        self.sampling.check()
+        self.settle(name);
+        Ok(())
     }
 
-    /// The names that [`set`](Options::set) knows.
+    /// What was wrong with an option before no longer matters.
+    pub fn settle(&mut self, name: &str) {
+        self.refused.retain(|(refused, _)| refused != name);
+    }
+
+    /// Whether an answer can be made under these options.
+    ///
+    /// # Errors
+    /// When one of them is out of range.
+    pub fn check(&self) -> Result<(), Fault> {
+        match self.refused.first() {
+            Some((_, fault)) => Err(fault.clone()),
+            None => self.sampling.check(),
+        }
+    }
+
+    /// The names that [`set`](Options::set) has a use for.
     pub fn names() -> impl Iterator<Item = &'static str> {
         NUMBERS.iter().map(|(name, _)| *name).chain(["stop"])
     }
@@ -130,10 +126,6 @@ impl Options {
 
 fn setter(name: &str) -> Option<Setter> {
     NUMBERS.iter().find(|(known, _)| *known == name).map(|(_, set)| *set)
-}
-
-fn wrong_type(name: &str, wanted: &str, value: &Value) -> Fault {
-    Fault::new(Code::Usage, format!("the parameter {name} takes {wanted}, not {value}"))
 }
 
 fn unknown(name: &str) -> Fault {

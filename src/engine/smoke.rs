@@ -43,8 +43,8 @@ pub enum Checked {
     CannotRun(Faults),
     /// The machine's memory has no room for it beside what else runs: so many bytes of so many.
     TooLarge(u64, u64),
-    /// There is no vocabulary, or one that cannot spell the sentence.
-    NoVocabulary,
+    /// The vocabulary cannot spell the sentence.
+    CannotSpell,
 }
 
 /// Checks a model that has been written and not committed yet.
@@ -62,17 +62,13 @@ pub fn check(writer: &Writer, manifest: &Manifest) -> Result<Checked, Faults> {
     if policy.decoder.is_none() {
         return Ok(Checked::OnlyImports);
     }
-    let vocabularies = ["tokenizer.json", "tekken.json", "tokenizer.model"];
-    if vocabularies.iter().all(|name| files.get(name).is_none()) {
-        return Ok(Checked::NoVocabulary);
-    }
     let tokenizer = match Tokenizer::load(&files) {
         Ok(tokenizer) => tokenizer,
         Err(fault) => return Ok(Checked::CannotRun(fault.into())),
     };
     let mut ids = tokenizer.encode(SENTENCE)?;
     if ids.iter().collect::<HashSet<_>>().len() < DISTINCT {
-        return Ok(Checked::NoVocabulary);
+        return Ok(Checked::CannotSpell);
     }
     let tensors: Vec<&Layer> =
         manifest.of_type(media::TENSOR).filter(|layer| is_of_target(layer)).collect();

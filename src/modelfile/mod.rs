@@ -257,12 +257,12 @@ impl Reader<'_> {
         let (name, value) =
             self.two(raw, "PARAMETER takes a name and a value, e.g. temperature 0.7")?;
         let key = name.value.to_lowercase();
-        if params::IGNORED.contains(&key.as_str()) {
+        if Parameter::is_ignored(&key) {
             let message = format!("PARAMETER {key} has no effect any more and was passed over");
             self.out.warnings.push(Warning::new(Code::Modelfile, message));
             return Ok(());
         }
-        let Some(parameter) = params::find(&key) else {
+        let Some(parameter) = Parameter::named(&key) else {
             let near = nearest(&key, params::names());
             let help = match near {
                 Some(near) => format!("did you mean {near}?"),

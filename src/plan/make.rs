@@ -11,13 +11,14 @@ use super::{
     Blob, Draft, File, LEAST_RUNTIME, Manifest, Op, Plan, Request, RuleRef, Source, SourceTensor,
     Tensor, Totals, VERSION,
 };
+use crate::checkpoint::{architecture, vocabulary};
 use crate::classify::{Classified, Input, Part, Weight, WeightKind};
 use crate::companion::{BIAS, SCALE};
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults, Warning};
 use crate::format::{Format, Formats, SOURCE};
 use crate::policy::compile::{CompiledRule, Section};
-use crate::policy::{Decider, Decision, Model, Policy, Role, lookup};
+use crate::policy::{Decider, Decision, Model, Policy, Role};
 use crate::read::Inventory;
 
 /// Media type of a blob of tensors.
@@ -131,6 +132,13 @@ pub fn plan(target: Stock, draft: Option<Stock>, options: &Options) -> Result<Pl
              conversations will be sent as plain text",
         ));
     }
+    let names = || target.inventory.files.iter().map(|file| file.name.as_str());
+    if vocabulary::of(names()).is_none() {
+        let Fault { message, help, .. } = vocabulary::none_in(names());
+        let help = help.unwrap_or_default();
+        let what = format!("{message}, so that it can be imported and not run: {help}");
+        plan.warnings.push(Warning::new(Code::Tokenizer, what));
+    }
     if target.policy.chain[0].file.matches.is_none() {
         plan.warnings.push(Warning::new(
             Code::NoPolicy,
@@ -207,25 +215,6 @@ fn requested(name: &mut Option<String>, faults: &mut Faults) -> Option<&'static 
             None
         }
     }
-}
-
-/// The architecture: `architectures[0]`, else `model_type`, else `text_config.model_type`.
-pub fn architecture(config: &serde_json::Value) -> Result<String, Fault> {
-    if !config.is_object() {
-        let message = "config.json is not an object";
-        return Err(Fault::new(Code::BadConfig, message).in_file("config.json"));
-    }
-    let first = lookup(config, "architectures").and_then(|list| list.get(0));
-    [first, lookup(config, "model_type"), lookup(config, "text_config.model_type")]
-        .into_iter()
-        .flatten()
-        .find_map(|value| value.as_str().filter(|name| !name.is_empty()))
-        .map(str::to_string)
-        .ok_or_else(|| {
-            Fault::new(Code::BadConfig, "config.json names neither architectures nor a model_type")
-                .in_file("config.json")
-                .help("add `\"architectures\": [\"…\"]` as the model's card has it")
-        })
 }
 
 fn source(stock: &Stock, architecture: &str) -> Source {

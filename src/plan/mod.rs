@@ -26,8 +26,7 @@ pub use check::{check, recount};
 pub use diff::{Change, Diff, diff};
 pub use explain::{Explanation, Trial, explain};
 pub use make::{
-    DRAFT_PREFIX, FILE_MEDIA, JSON_MEDIA, Options, Overrides, Stock, TENSOR_MEDIA, architecture,
-    plan, plan_draft,
+    DRAFT_PREFIX, FILE_MEDIA, JSON_MEDIA, Options, Overrides, Stock, TENSOR_MEDIA, plan, plan_draft,
 };
 
 /// Version of the plan's JSON form; changes when a reader of the old form would misread it.

@@ -154,7 +154,7 @@ mod tests {
     /// Codes of the rules that do not hold for a draft of the built-in policies.
     fn misfits(draft: &Value, tensors: &[(&str, &[u64])], target: &Value) -> Vec<String> {
         let library = Library::load(None).unwrap();
-        let architecture = crate::plan::architecture(draft).unwrap();
+        let architecture = crate::checkpoint::architecture(draft).unwrap();
         let entry = library.find(&architecture, Role::Draft).unwrap();
         let policy = library.compile(entry).unwrap();
         match check(&policy, Draft { config: draft, tensors }, target) {

@@ -16,8 +16,8 @@ use super::file::{PolicyFile, Role, Stored};
 use super::library::{Entry, Library};
 use super::parsers::Answers;
 use super::text::Document;
+use crate::checkpoint::architecture;
 use crate::fault::{Code, Fault, Faults};
-use crate::plan;
 
 /// Version of the form; changes when an older lathe would misread a policy of it.
 pub const VERSION: u32 = 1;
@@ -169,7 +169,7 @@ pub fn policy_of(
         (Some(own), None) => Policy::compile(vec![own.clone()]),
         _ => {
             let library = Library::load(policy_dir)?;
-            library.compile(library.find(&plan::architecture(config)?, role)?)
+            library.compile(library.find(&architecture(config)?, role)?)
         }
     }
 }

@@ -3,11 +3,12 @@
 
 use std::path::Path;
 
-use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::lenient;
-use crate::fault::{Fault, Faults, Warning};
+use crate::checkpoint::{self, GENERATION_CONFIG, SmallFiles, generation};
+use crate::fault::{Code, Fault, Faults, Warning};
 
 /// Where producers of quantized models put their claims beside config.json; the first wins.
 const CLAIMS: [&str; 4] = [
@@ -22,7 +23,7 @@ const CLAIMS: [&str; 4] = [
 pub fn travels(name: &str) -> bool {
     let json = name.ends_with(".json") && !name.ends_with(".safetensors.index.json");
     let licence = name.to_ascii_uppercase().starts_with("LICENSE");
-    let other = ["chat_template.jinja", "tokenizer.model"].contains(&name);
+    let other = ["chat_template.jinja", "tokenizer.model", "merges.txt"].contains(&name);
     json || licence || other || name.ends_with(".tiktoken")
 }
 
@@ -41,14 +42,13 @@ pub struct Side {
 /// Files that are there and cannot be understood.
 pub fn read(dir: &Path, warnings: &mut Vec<Warning>) -> Result<Side, Faults> {
     let mut faults = Faults::default();
-    let mut take = |result: Result<_, Fault>| match result {
-        Ok(value) => value,
-        Err(fault) => {
-            faults.push(fault);
-            None
-        }
-    };
-    let chat_template = take(chat_template(dir, warnings));
+    let template = checkpoint::chat_template(&mut Folder { dir, warnings }, checkpoint::DEFAULT);
+    let template = faults.absorb(template.map_err(Faults::from)).flatten();
+    let chat_template = template.map(|found| found.text);
+    let recommended = lenient::file::<Value>(dir, GENERATION_CONFIG, warnings);
+    let recommended = faults.absorb(recommended.map_err(Faults::from)).flatten();
+    let remarks = recommended.map(|config| generation(&config).remarks).unwrap_or_default();
+    warnings.extend(remarks.into_iter().map(|remark| Warning::new(Code::BadConfig, remark)));
     let quant_config = CLAIMS.iter().find_map(|name| {
         let read = lenient::file::<Value>(dir, name, warnings).map(|claims| claims.map(Some));
         match read {
@@ -62,45 +62,18 @@ pub fn read(dir: &Path, warnings: &mut Vec<Warning>) -> Result<Side, Faults> {
     faults.or(Side { chat_template, quant_config })
 }
 
-/// Only what is wanted of a file that may be large.
-#[derive(Deserialize)]
-struct TokenizerConfig {
-    chat_template: Option<Templates>,
+/// The files of a folder, and what is said of those that are no strict JSON.
+struct Folder<'a> {
+    dir: &'a Path,
+    warnings: &'a mut Vec<Warning>,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Templates {
-    One(String),
-    Named(Vec<Named>),
-    Other(serde::de::IgnoredAny),
-}
-
-#[derive(Deserialize)]
-struct Named {
-    name: String,
-    template: String,
-}
-
-/// `chat_template.jinja`, else `tokenizer_config.json` (one template, or the one named `default`,
-/// or the first), else `chat_template.json`.
-fn chat_template(dir: &Path, warnings: &mut Vec<Warning>) -> Result<Option<String>, Fault> {
-    if let Some(template) = lenient::text(dir, "chat_template.jinja")? {
-        return Ok(Some(template));
+impl SmallFiles for Folder<'_> {
+    fn text(&mut self, name: &str) -> Result<Option<String>, Fault> {
+        lenient::text(self.dir, name)
     }
-    for name in ["tokenizer_config.json", "chat_template.json"] {
-        let config: Option<TokenizerConfig> = lenient::file(dir, name, warnings)?;
-        match config.and_then(|config| config.chat_template) {
-            Some(Templates::One(template)) => return Ok(Some(template)),
-            Some(Templates::Named(named)) => {
-                let default = named.iter().position(|template| template.name == "default");
-                let chosen = named.into_iter().nth(default.unwrap_or(0));
-                if let Some(chosen) = chosen {
-                    return Ok(Some(chosen.template));
-                }
-            }
-            Some(Templates::Other(_)) | None => {}
-        }
+
+    fn json<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, Fault> {
+        lenient::file(self.dir, name, self.warnings)
     }
-    Ok(None)
 }

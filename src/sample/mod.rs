@@ -27,12 +27,12 @@ use crate::fault::{Code, Fault};
 /// How tokens are chosen. The default is greedy, with everything else off.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Divides the logits; 0 is greedy.
+    /// Divides the logits; 0 is greedy, and so is what is too small to divide by.
     pub temperature: f32,
     /// Keeps the most likely tokens; 0 is off.
     pub top_k: usize,
     /// Keeps the fewest most likely tokens whose probabilities reach this sum (Holtzman et al.
-    /// 2019); 1 is off.
+    /// 2019), one at least; 1 is off.
     pub top_p: f32,
     /// Keeps tokens at least this fraction as likely as the likeliest (Nguyen et al. 2024); 0 is
     /// off.
@@ -96,7 +96,7 @@ impl Settings {
     pub fn check(&self) -> Result<(), Fault> {
         let ranges = [
             ("temperature", self.temperature, 0.0, f32::MAX, "0 or more"),
-            ("top_p", self.top_p, f32::MIN_POSITIVE, 1.0, "above 0 and at most 1"),
+            ("top_p", self.top_p, 0.0, 1.0, "from 0 to 1"),
             ("min_p", self.min_p, 0.0, 1.0, "from 0 to 1"),
             ("typical_p", self.typical_p, f32::MIN_POSITIVE, 1.0, "above 0 and at most 1"),
             (
@@ -198,8 +198,11 @@ impl Sampler {
     /// When no logit is a finite number.
     pub fn distribution(&self, logits: &mut [f32]) -> Result<Distribution, Fault> {
         self.adjust(logits);
-        if self.settings.temperature == 0.0 {
-            return largest(logits).map(Distribution::certain).ok_or_else(no_numbers);
+        let first = largest(logits).ok_or_else(no_numbers)?;
+        // Also where dividing by the temperature leaves no number: all of the weight is on one.
+        let scaled = logits[first as usize] / self.settings.temperature;
+        if self.settings.temperature == 0.0 || !scaled.is_finite() {
+            return Ok(Distribution::certain(first));
         }
         Distribution::filtered(logits, &self.settings).ok_or_else(no_numbers)
     }

@@ -250,13 +250,7 @@ impl<'a> Stream<'a> {
     /// Special tokens give nothing unless they are kept; ids outside the vocabulary give nothing.
     pub fn push(&mut self, id: u32) -> String {
         let Some(token) = self.vocabulary.id_to_token(id) else { return String::new() };
-        let special = self.vocabulary.get_added_vocabulary().is_special_token(&token);
-        let kept = match &self.kept {
-            Kept::None => !special,
-            Kept::These(ids) => !special || ids.contains(&id),
-            Kept::All => true,
-        };
-        if !kept {
+        if self.hides(id, &token) {
             return String::new();
         }
         if !self.first {
@@ -265,6 +259,20 @@ impl<'a> Stream<'a> {
         self.waiting.extend(self.decoder.bytes(token, self.first));
         self.first = false;
         self.take(false)
+    }
+
+    /// The text of a special token that is not kept; `None` of all others.
+    pub fn hidden(&self, id: u32) -> Option<String> {
+        self.vocabulary.id_to_token(id).filter(|token| self.hides(id, token))
+    }
+
+    fn hides(&self, id: u32, token: &str) -> bool {
+        let special = || self.vocabulary.get_added_vocabulary().is_special_token(token);
+        match &self.kept {
+            Kept::None => special(),
+            Kept::These(ids) => !ids.contains(&id) && special(),
+            Kept::All => false,
+        }
     }
 
     /// Ends the text: what still waits can no longer be completed.

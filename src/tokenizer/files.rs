@@ -3,8 +3,10 @@
 use std::path::Path;
 
 use indexmap::IndexMap;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::checkpoint::SmallFiles;
 use crate::fault::{Code, Fault};
 
 /// A model's files other than weights: configs, vocabularies, templates.
@@ -29,7 +31,7 @@ impl Files {
             let entry = entry.map_err(|error| Fault::io("list", folder, &error))?;
             let path = entry.path();
             let name = entry.file_name().to_string_lossy().into_owned();
-            let wanted = [".json", ".jinja", ".model", ".tiktoken"];
+            let wanted = [".json", ".jinja", ".model", ".tiktoken", "merges.txt"];
             if !path.is_file() || !wanted.iter().any(|ending| name.ends_with(ending)) {
                 continue;
             }
@@ -75,5 +77,17 @@ impl Files {
     /// The names of all files.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
+    }
+}
+
+impl SmallFiles for &Files {
+    fn text(&mut self, name: &str) -> Result<Option<String>, Fault> {
+        Ok(Files::text(self, name)?.map(str::to_owned))
+    }
+
+    fn json<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, Fault> {
+        let Some(value) = Files::json(self, name)? else { return Ok(None) };
+        let read = serde_json::from_value(value);
+        read.map(Some).map_err(|error| Fault::new(Code::BadConfig, error.to_string()).in_file(name))
     }
 }

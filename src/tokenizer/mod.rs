@@ -1,8 +1,8 @@
 //! tokenizer: text in, token ids out, and back again.
 //!
 //! What enters are a model's vocabulary files ([`Files`]): `tokenizer.json`, or where there is none
-//! Mistral's `tekken.json` or SentencePiece's `tokenizer.model`, which become a `tokenizer.json`
-//! first. What leaves is a [`Tokenizer`], and per answer a [`Stream`] that never shows a broken
+//! Mistral's `tekken.json`, SentencePiece's `tokenizer.model`, or `vocab.json` and `merges.txt`, which
+//! become a `tokenizer.json` first. What leaves is a [`Tokenizer`], and per answer a [`Stream`] that never shows a broken
 //! character.
 //!
 //! Where `tokenizer_config.json` and `tokenizer.json` disagree about how text is cut, the
@@ -11,20 +11,27 @@
 //! Llama's SentencePiece class beside a byte-level pre-tokenizer.) The config is believed only
 //! where `tokenizer.json` cannot know better: which tokens begin and end a text, whether a plain
 //! prompt gets a beginning (`add_bos_token`), and tokens that were added after training.
+//!
+//! `truncation` and `padding` of a `tokenizer.json` are left from training and are not obeyed: a prompt
+//! is what it is (transformers turns both off on encoding one).
 
+mod bound;
 mod decode;
 mod files;
+mod merges;
 mod ranks;
 mod sentencepiece;
+mod special;
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
-use tokenizers::AddedToken;
 
 pub use decode::{Kept, Stream};
 pub use files::Files;
+pub use special::SpecialTexts;
 
+use crate::checkpoint::vocabulary::{self, Vocabulary};
 use crate::fault::{Code, Fault};
 use decode::Decoder;
 
@@ -42,19 +49,6 @@ pub struct Tokenizer {
     special_texts: SpecialTexts,
 }
 
-/// The special tokens as text, by the names that chat templates know them by.
-#[derive(Clone, Debug, Default)]
-pub struct SpecialTexts {
-    /// `bos_token`.
-    pub bos: Option<String>,
-    /// `eos_token`.
-    pub eos: Option<String>,
-    /// `unk_token`.
-    pub unk: Option<String>,
-    /// `pad_token`.
-    pub pad: Option<String>,
-}
-
 impl Tokenizer {
     /// Loads the vocabulary that the files carry.
     ///
@@ -63,17 +57,13 @@ impl Tokenizer {
     /// lathe does not know.
     pub fn load(files: &Files) -> Result<Self, Fault> {
         let config = files.json("tokenizer_config.json")?.unwrap_or(Value::Null);
-        let (name, mut inner, space_in_front) = load_vocabulary(files, &config)?;
-        add_late_tokens(&mut inner, &config).map_err(|fault| fault.in_file(name))?;
-        let special_texts = SpecialTexts {
-            bos: token_text(&config["bos_token"]),
-            eos: token_text(&config["eos_token"]),
-            unk: token_text(&config["unk_token"]),
-            pad: token_text(&config["pad_token"]),
-        };
-        let id = |text: &Option<String>| text.as_deref().and_then(|text| inner.token_to_id(text));
-        let bos = id(&special_texts.bos);
-        let eos = end_tokens(files, id(&special_texts.eos))?;
+        let Loaded { kind, name, mut inner, space_in_front } = load_vocabulary(files, &config)?;
+        let declared = special::declared(files, &config, kind)?;
+        special::add(&mut inner, declared.added).map_err(|fault| fault.in_file(name))?;
+        let special_texts = declared.texts;
+        let id = |named: &str| inner.token_to_id(special_texts.get(named)?);
+        let bos = id("bos_token");
+        let eos = end_tokens(files, id("eos_token"))?;
         let add_bos = config["add_bos_token"].as_bool();
         let decoder = Decoder::of(&inner).map_err(|fault| fault.in_file(name))?;
         Ok(Tokenizer { inner, decoder, space_in_front, bos, eos, add_bos, special_texts })
@@ -98,6 +88,13 @@ impl Tokenizer {
         self.ids(text, false)
     }
 
+    /// Tokens that a text has at least, told from its bytes alone; 0 where that cannot be told, or
+    /// where the text may well be shorter than `enough` tokens.
+    pub fn least_tokens(&self, text: &str, enough: usize) -> usize {
+        // No token is shorter than a byte.
+        if text.len() <= enough { 0 } else { bound::least_tokens(&self.inner, text) }
+    }
+
     fn ids(&self, text: &str, around: bool) -> Result<Vec<u32>, Fault> {
         let spaced = (self.space_in_front && !text.is_empty() && !self.begins_special(text))
             .then(|| format!(" {text}"));
@@ -114,7 +111,7 @@ impl Tokenizer {
     }
 
     fn begins_with_bos(&self, text: &str) -> bool {
-        self.special_texts.bos.as_deref().is_some_and(|bos| text.starts_with(bos))
+        self.special_texts.get("bos_token").is_some_and(|bos| text.starts_with(bos))
     }
 
     /// The text of a whole sequence; the same text that a [`Stream`] gives piece by piece.
@@ -182,83 +179,47 @@ struct Converted {
     space_in_front: bool,
 }
 
-/// The name of the file that the vocabulary came from, the vocabulary, and whether a space is put
-/// in front.
-fn load_vocabulary(
-    files: &Files,
-    config: &Value,
-) -> Result<(&'static str, tokenizers::Tokenizer, bool), Fault> {
-    let bad = |name: &str, error: &dyn std::fmt::Display| {
+/// A vocabulary that was read.
+struct Loaded {
+    kind: Vocabulary,
+    /// The file that it came from.
+    name: &'static str,
+    inner: tokenizers::Tokenizer,
+    /// As in [`Tokenizer`].
+    space_in_front: bool,
+}
+
+fn load_vocabulary(files: &Files, config: &Value) -> Result<Loaded, Fault> {
+    let kind = vocabulary::of(files.names()).ok_or_else(|| vocabulary::none_in(files.names()))?;
+    let name = match kind {
+        Vocabulary::TokenizerJson => "tokenizer.json",
+        Vocabulary::Tekken => "tekken.json",
+        Vocabulary::SentencePiece => "tokenizer.model",
+        Vocabulary::Merges => "vocab.json",
+    };
+    let bytes = files.get(name).unwrap_or_default();
+    let bad = |error: &dyn std::fmt::Display| {
         Fault::new(Code::Tokenizer, format!("the vocabulary cannot be understood: {error}"))
             .in_file(name)
     };
-    if let Some(bytes) = files.get("tokenizer.json") {
-        let inner = tokenizers::Tokenizer::from_bytes(bytes)
-            .map_err(|error| bad("tokenizer.json", &error))?;
-        return Ok(("tokenizer.json", inner, false));
-    }
-    type Convert = fn(&[u8], &Value) -> Result<Converted, Fault>;
-    const OTHERS: [(&str, Convert); 2] =
-        [("tekken.json", ranks::from_tekken), ("tokenizer.model", sentencepiece::convert)];
-    for (name, convert) in OTHERS {
-        let Some(bytes) = files.get(name) else { continue };
-        let converted = convert(bytes, config).map_err(|fault| fault.in_file(name))?;
-        let inner = serde_json::from_value(converted.json).map_err(|error| bad(name, &error))?;
-        return Ok((name, inner, converted.space_in_front));
-    }
-    let fault = Fault::new(Code::Tokenizer, "the model carries no vocabulary");
-    Err(if files.names().any(|name| name.ends_with(".tiktoken")) {
-        fault.help(
-            "a .tiktoken file does not say how text is cut; put the model's tokenizer.json \
-             (transformers writes one) into its folder and create the model again",
-        )
-    } else {
-        fault.help(
-            "put tokenizer.json, tekken.json or tokenizer.model into the model's folder and \
-             create the model again",
-        )
-    })
-}
-
-/// Adds the tokens of the config's `added_tokens_decoder` that the vocabulary lacks.
-///
-/// transformers writes them there, under their ids, when a tokenizer was extended after its
-/// `tokenizer.json` was made.
-fn add_late_tokens(inner: &mut tokenizers::Tokenizer, config: &Value) -> Result<(), Fault> {
-    let Some(listed) = config["added_tokens_decoder"].as_object() else { return Ok(()) };
-    let mut late: Vec<(u32, AddedToken)> = Vec::new();
-    let known = inner.get_added_tokens_decoder();
-    for (id, token) in listed {
-        let (Ok(id), Some(content)) = (id.parse::<u32>(), token["content"].as_str()) else {
-            continue;
-        };
-        if known.contains_key(&id) || inner.token_to_id(content).is_some_and(|have| have != id) {
-            continue; // the vocabulary knows better
+    let converted = match kind {
+        Vocabulary::TokenizerJson => None,
+        Vocabulary::Tekken => Some(ranks::from_tekken(bytes)),
+        Vocabulary::SentencePiece => Some(sentencepiece::convert(bytes, config)),
+        Vocabulary::Merges => Some(merges::convert(files, config)),
+    };
+    let (mut inner, space_in_front) = match converted {
+        None => (tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| bad(&error))?, false),
+        Some(converted) => {
+            let in_file =
+                |fault: Fault| if fault.file.is_some() { fault } else { fault.in_file(name) };
+            let Converted { json, space_in_front } = converted.map_err(in_file)?;
+            (serde_json::from_value(json).map_err(|error| bad(&error))?, space_in_front)
         }
-        let flag = |name: &str| token[name].as_bool().unwrap_or(false);
-        let added = AddedToken::from(content, flag("special"))
-            .lstrip(flag("lstrip"))
-            .rstrip(flag("rstrip"))
-            .single_word(flag("single_word"))
-            .normalized(flag("normalized"));
-        late.push((id, added));
-    }
-    late.sort_by_key(|(id, _)| *id);
-    for (id, token) in late {
-        let content = token.content.clone();
-        if inner.token_to_id(&content).is_none() && inner.get_vocab_size(true) != id as usize {
-            continue; // its id would be another one
-        }
-        inner.add_tokens([token]).map_err(|error| {
-            Fault::new(Code::Tokenizer, format!("cannot add the token {content:?}: {error}"))
-        })?;
-    }
-    Ok(())
-}
-
-/// A token of `tokenizer_config.json`: a string, or an object with its `content`.
-fn token_text(value: &Value) -> Option<String> {
-    value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned)
+    };
+    inner.with_padding(None);
+    inner.with_truncation(None).map_err(|error| bad(&error))?;
+    Ok(Loaded { kind, name, inner, space_in_front })
 }
 
 /// The tokens that end an answer: those of `generation_config.json`, of `config.json` (its text

@@ -70,7 +70,7 @@ const FIRST_SPECIALS: [&str; 20] = [
 ///
 /// # Errors
 /// When it is not one, or its ranks have gaps.
-pub(super) fn from_tekken(bytes: &[u8], _config: &Value) -> Result<Converted, Fault> {
+pub(super) fn from_tekken(bytes: &[u8]) -> Result<Converted, Fault> {
     let bad =
         |what: String| Fault::new(Code::Tokenizer, format!("not a tekken vocabulary: {what}"));
     let tekken: Tekken = serde_json::from_slice(bytes).map_err(|error| bad(error.to_string()))?;

@@ -193,7 +193,7 @@ fn what_cannot_be_read_is_named() {
     assert!(none.to_string().contains("no vocabulary"), "{none}");
     let mut files = Files::default();
     files.insert("qwen.tiktoken", Vec::new());
-    assert!(fault(files).help.unwrap().contains("tiktoken"));
+    assert!(fault(files).message.contains("qwen.tiktoken"));
     for (name, bytes) in [
         ("tokenizer.json", &b"{\"version\": 1}"[..]),
         ("tokenizer.model", b"\xFF\xFF not protobuf"),

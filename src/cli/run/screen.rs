@@ -68,7 +68,9 @@ impl Screen {
         let _ = self.write(&format!("{start}{newline}"));
         self.line_open = false;
         let mut err = anstream::stderr().lock();
-        if answer.reason == Reason::Length && self.terminal {
+        if answer.text.is_empty() && answer.calls.is_empty() && !answer.thinking.is_empty() {
+            let _ = writeln!(err, "{DIM}({}){PLAIN}", all_thinking(answer.reason));
+        } else if answer.reason == Reason::Length && self.terminal {
             let _ = writeln!(err, "{DIM}(ended at the most tokens allowed){PLAIN}");
         }
         if self.verbose {
@@ -100,6 +102,18 @@ impl Screen {
                 ControlFlow::Break(())
             }
         }
+    }
+}
+
+/// What there is to say of an answer without a word for the reader.
+fn all_thinking(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Stop => "the model thought, and ended without an answer",
+        Reason::Length => {
+            "the model was still thinking at the most tokens allowed: -n allows more, --think false \
+             asks it not to"
+        }
+        Reason::Cancelled => "the model was still thinking",
     }
 }
 
