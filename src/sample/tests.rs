@@ -197,7 +197,7 @@ fn no_numbers_are_a_fault() {
 fn settings_out_of_range_are_named() {
     for (settings, name) in [
         (Settings { temperature: -1.0, ..Settings::default() }, "temperature"),
-        (Settings { top_p: 0.0, ..Settings::default() }, "top_p"),
+        (Settings { top_p: -0.1, ..Settings::default() }, "top_p"),
         (Settings { min_p: 1.5, ..Settings::default() }, "min_p"),
         (Settings { typical_p: f32::NAN, ..Settings::default() }, "typical_p"),
         (Settings { repetition_penalty: 0.0, ..Settings::default() }, "repetition_penalty"),
@@ -235,6 +235,43 @@ fn what_was_no_stop_string_is_shown_after_all() {
     assert_eq!(stops.push("x").text, "</ex");
     assert_eq!(stops.push("é").text, "");
     assert_eq!(stops.finish(), "é");
+}
+
+#[test]
+fn a_stop_string_may_be_hidden_or_partly_so() {
+    let text = [("a", false), ("b", false), ("<|end|>", true), ("\n", false), ("c", false)];
+    for (stop, shown) in [
+        ("<|end|>", "ab"),
+        ("b<|end|>", "a"),
+        ("<|end|>\nc", "ab"),
+        ("|end|>\n", "ab"),
+        ("b\n", "ab\nc"),
+        ("<|end|>x", "ab\nc"),
+        ("zz", "ab\nc"),
+    ] {
+        let mut stops = StopStrings::new([stop.into()]);
+        let mut found = String::new();
+        for (piece, hidden) in text {
+            let piece = if hidden { stops.push_hidden(piece) } else { stops.push(piece) };
+            found.push_str(&piece.text);
+            if piece.stop {
+                break;
+            }
+        }
+        found.push_str(&stops.finish());
+        assert_eq!(found, shown, "{stop:?}");
+    }
+}
+
+#[test]
+fn a_temperature_too_small_to_divide_by_is_greedy() {
+    for temperature in [1e-40, f32::MIN_POSITIVE, 1e-38] {
+        for logits in [[1.0, 9.0, 3.0], [-1.0, -0.5, -3.0], [-1.0, 0.0, -3.0]] {
+            let mut sampler = Sampler::new(Settings { temperature, ..Settings::default() });
+            let choice = sampler.sample(&mut logits.to_vec()).unwrap();
+            assert_eq!(choice.id, 1, "{temperature} {logits:?}");
+        }
+    }
 }
 
 #[test]
