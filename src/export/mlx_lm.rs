@@ -12,11 +12,12 @@ use super::Exported;
 use super::content::{Content, Run, Step, Stored};
 use super::names::{Names, Target};
 use super::shards::{self, Piece};
+use crate::checkpoint::architecture;
 use crate::companion;
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults, Warning};
 use crate::format::Format;
-use crate::plan::{DRAFT_PREFIX, architecture};
+use crate::plan::DRAFT_PREFIX;
 use crate::policy::{Library, Policy, Role};
 use crate::store::{Manifest, Store, Weight, media};
 
