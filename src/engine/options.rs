@@ -23,7 +23,7 @@ pub struct Options {
     /// Whether the model is to think, where it can be told.
     pub thinking: Option<bool>,
     /// Options of the Modelfile that cannot be set as it says, and why.
-    refused: Vec<(String, Fault)>,
+    pub refused: Vec<(String, Fault)>,
 }
 
 /// Sets one option from a number that its parameter takes.
