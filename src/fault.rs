@@ -106,6 +106,8 @@ codes! {
     ConfigDisagrees = "config-disagrees",
     /// A companion that nothing needs is dropped.
     StrayCompanion = "stray-companion",
+    /// The config makes the embedding the head, and the model has another head.
+    TiedHead = "tied-head",
     /// Scales or biases of a quantized weight are NaN or infinite.
     NotFinite = "not-finite",
     /// The tensor is re-quantized with loss.

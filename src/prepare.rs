@@ -4,10 +4,12 @@ use std::path::Path;
 
 use crate::checkpoint::architecture;
 use crate::classify::{self, Classified};
-use crate::fault::{Code, Fault, Faults};
+use crate::decoder::Decoder;
+use crate::decoder::values::Scope;
+use crate::fault::{Code, Fault, Faults, Warning};
 use crate::plan::Stock;
 use crate::policy::{Library, Policy, Role, fit};
-use crate::read::{self, Inventory};
+use crate::read::{self, Inventory, Values};
 
 /// A model folder, or an inventory file, that has been read and classified.
 pub struct Prepared {
@@ -78,7 +80,40 @@ pub fn with_policy(
     let policy =
         faults.absorb(entry.map_err(Faults::from).and_then(|entry| library.compile(entry)));
     match (classified, policy) {
-        (Some(classified), Some(policy)) => Ok(Prepared { inventory, classified, policy }),
+        (Some(mut classified), Some(policy)) => {
+            if let (Role::Target, Some(decoder)) = (role, &policy.decoder) {
+                classified.warnings.extend(other_head(&inventory, decoder)?);
+            }
+            Ok(Prepared { inventory, classified, policy })
+        }
         _ => Err(faults),
     }
+}
+
+/// A warning when the config makes the embedding the head, and there is a head of other numbers.
+/// As `transformers` 5 does, that head is used.
+fn other_head(inventory: &Inventory, decoder: &Decoder) -> Result<Option<Warning>, Fault> {
+    let tensors = &inventory.tensors;
+    let find = |name: &str| {
+        let index = tensors.binary_search_by(|tensor| tensor.name.as_str().cmp(name)).ok()?;
+        Some(&tensors[index])
+    };
+    let has = |name: &str| find(name).is_some();
+    let (Some(tied), Some((_, embedding)), Some(head)) =
+        (&decoder.head.tied, decoder.embedding(has), decoder.own_head(has))
+    else {
+        return Ok(None);
+    };
+    let (Some(embedding), Some(head)) = (find(&embedding), find(&head)) else { return Ok(None) };
+    // What the condition cannot be told of, running it tells.
+    let tied = Scope::new(decoder, &inventory.config).holds(tied).unwrap_or(false);
+    if !tied || Values::new(inventory).same(embedding, head)? != Some(false) {
+        return Ok(None);
+    }
+    let message = format!(
+        "the config makes the embedding the head (tie_word_embeddings), and {} is there and \
+         differs from {}: it is used, as transformers does",
+        head.name, embedding.name
+    );
+    Ok(Some(Warning::new(Code::TiedHead, message).on_tensor(head.name.clone())))
 }

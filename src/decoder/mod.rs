@@ -6,6 +6,7 @@
 pub mod converted;
 mod defaults;
 pub mod description;
+mod names;
 pub mod rope;
 pub mod values;
 

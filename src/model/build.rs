@@ -218,6 +218,11 @@ impl<'a> Builder<'a> {
         [with_suffix, full].into_iter().find(|name| self.known.contains(name))
     }
 
+    /// Whether the model has a tensor of this whole name.
+    pub fn has(&self, name: &str) -> bool {
+        self.known.contains(name)
+    }
+
     /// The whole name of a weight that must be there.
     pub fn weight_name(&mut self, name: &str) -> Option<String> {
         let found = self.find(name);

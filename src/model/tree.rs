@@ -107,7 +107,7 @@ pub fn load(
         to.tell_converted(converted);
     }
 
-    let (root, embedding) = root_of(&mut to, decoder)?;
+    let (root, embedding) = root_of(&to, decoder)?;
     let mut embed = to.under(&root, |to| Embed::build(to, &decoder.embed, &embedding));
     let layers = to.under(&root, |to| build_layers(to, decoder));
     let norm = to.under(&root, |to| Module::build_all(to, &decoder.norm, 0));
@@ -147,20 +147,12 @@ fn set_values<'a>(
 }
 
 /// The root under which the embedding is, and the embedding's whole name.
-fn root_of(to: &mut Builder, decoder: &Decoder) -> Result<(String, String), Faults> {
-    let top = [String::new()];
-    let roots = match decoder.root.list() {
-        [] => &top[..],
-        roots => roots,
-    };
-    for root in roots {
-        for name in decoder.embed.tensor.list() {
-            if let Some(full) = to.under(root, |to| to.find(name)) {
-                return Ok((root.clone(), full));
-            }
-        }
+fn root_of(to: &Builder, decoder: &Decoder) -> Result<(String, String), Faults> {
+    if let Some((root, name)) = decoder.embedding(|name| to.has(name)) {
+        return Ok((root.into(), name));
     }
     let names = decoder.embed.tensor.list().join(" or ");
+    let roots = decoder.root.list();
     let roots = roots.iter().map(|root| format!("\"{root}\"")).collect::<Vec<_>>().join(", ");
     let message = format!("the model has no embedding {names} under any of {roots}");
     Err(Fault::new(Code::Decoder, message).into())

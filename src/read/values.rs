@@ -1,8 +1,9 @@
 //! A few numbers out of the weights, where a header cannot tell: a scale that may be zero, an
-//! order that may be permuted. Planning reads nothing else of them.
+//! order that may be permuted, a head that may be the embedding. Planning reads nothing else of
+//! them.
 
 use std::fs::File;
-use std::path::Path;
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::{Inventory, TensorInfo};
@@ -52,6 +53,29 @@ impl<'a> Values<'a> {
         self.convert(tensor, convert)
     }
 
+    /// Whether two tensors are the same numbers, however long; `None` for an inventory without
+    /// weights.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn same(&self, one: &TensorInfo, other: &TensorInfo) -> Result<Option<bool>, Fault> {
+        if (one.dtype, &one.shape) != (other.dtype, &other.shape) {
+            return Ok(Some(false));
+        }
+        if !self.inventory.has_weights() {
+            return Ok(None);
+        }
+        let mut start = 0;
+        while start < one.bytes() {
+            let run = start..one.bytes().min(start + LONGEST);
+            if self.run(one, run.clone())? != self.run(other, run.clone())? {
+                return Ok(Some(false));
+            }
+            start = run.end;
+        }
+        Ok(Some(true))
+    }
+
     fn convert<T>(
         &self,
         tensor: &TensorInfo,
@@ -60,25 +84,27 @@ impl<'a> Values<'a> {
         if !self.inventory.has_weights() || tensor.bytes() > LONGEST {
             return Ok(None);
         }
-        let path = self.inventory.dir.join(&*self.inventory.shards[tensor.shard as usize].name);
-        let bytes = self
-            .bytes(tensor, &path)
-            .map_err(|error| Fault::io("read", &path, &error).on_tensor(tensor.name.clone()))?;
+        let bytes = self.run(tensor, 0..tensor.bytes())?;
         Ok(Some(bytes.chunks_exact(tensor.dtype.bytes() as usize).map(convert).collect()))
     }
 
-    fn bytes(&self, tensor: &TensorInfo, path: &Path) -> std::io::Result<Vec<u8>> {
+    /// Some of a tensor's bytes.
+    fn run(&self, tensor: &TensorInfo, run: Range<u64>) -> Result<Vec<u8>, Fault> {
+        let path = self.inventory.dir.join(&*self.inventory.shards[tensor.shard as usize].name);
         let slot = &self.files[tensor.shard as usize];
-        let file = match slot.get() {
-            Some(file) => file,
-            None => {
-                let opened = File::open(path)?;
-                slot.get_or_init(|| opened)
-            }
+        let read = || {
+            let file = match slot.get() {
+                Some(file) => file,
+                None => {
+                    let opened = File::open(&path)?;
+                    slot.get_or_init(|| opened)
+                }
+            };
+            let mut bytes = vec![0; (run.end - run.start) as usize];
+            read_at(file, &mut bytes, tensor.range.start + run.start)?;
+            Ok(bytes)
         };
-        let mut bytes = vec![0; tensor.bytes() as usize];
-        read_at(file, &mut bytes, tensor.range.start)?;
-        Ok(bytes)
+        read().map_err(|error| Fault::io("read", &path, &error).on_tensor(tensor.name.clone()))
     }
 }
 

@@ -273,9 +273,10 @@ macro_rules! tiny_models {
 }
 
 tiny_models! {
-    cohere2_moe deepseek_v3 gemma2 gemma3 gemma4_moe gemma4_shared glm4_moe glm4_moe_lite gpt_oss
-    laguna lfm2_moe llama llama_dynamic llama_longrope llama_yarn minimax_m2 ministral3 mixtral
-    nemotron_h phi3 phi3_partial qwen2 qwen3 qwen3_5 qwen3_5_moe qwen3_moe qwen3_next
+    cohere2_moe deepseek_v3 gemma2 gemma3 gemma3_vision gemma4_moe gemma4_shared glm4_moe
+    glm4_moe_lite gpt_oss laguna lfm2 lfm2_moe llama llama_dynamic llama_longrope llama_yarn
+    minimax_m2 ministral3 mistral mistral3 mixtral nemotron_h phi3 phi3_partial qwen2 qwen3 qwen3_5
+    qwen3_5_moe qwen3_head qwen3_moe qwen3_next
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 usage: make.py OUT [NAME...]
 
-OUT/NAME/config.json and model.safetensors: bf16 weights as transformers saves them.
+OUT/NAME/config.json: what the settings below say and no more, as published configs hold what differs
+from the defaults of their class; transformers fills in the rest when the reference is computed.
+OUT/NAME/model.safetensors: bf16 weights as transformers saves them.
 OUT/NAME.ref.safetensors: input_ids [1, 20], logits [1, 20, 96] of the whole prompt in float32 with
 eager attention, greedy [16], the continuation by transformers' `generate`. Where rotations depend on
 the length (LONG), also those of a prompt of 40 tokens, long_input_ids and so on: the trained length of
@@ -12,7 +14,7 @@ import json, os, sys, warnings
 
 import torch
 import transformers as T
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 warnings.filterwarnings("ignore")
 T.logging.set_verbosity_error()
@@ -52,6 +54,16 @@ MODELS = {
     "gemma2": ("Gemma2", but(sliding_window=8, query_pre_attn_scalar=8)),
     "gemma3": ("Gemma3Text Gemma3", but(sliding_window=8, query_pre_attn_scalar=8,
         layer_types=["sliding_attention", "full_attention"])),
+    # As published: text_config without heads, activation, eps, scale, thetas or kinds of layers.
+    "gemma3_vision": ("Gemma3 Gemma3ForConditionalGeneration", dict(
+        text_config=dict(model_type="gemma3_text", hidden_size=16, intermediate_size=16,
+            num_hidden_layers=6, head_dim=8, sliding_window=8, vocab_size=VOCABULARY,
+            rope_scaling=dict(rope_type="linear", factor=8.0)),
+        vision_config=dict(model_type="siglip_vision_model", hidden_size=16, image_size=28,
+            intermediate_size=16, num_attention_heads=2, num_hidden_layers=1, patch_size=14,
+            vision_use_head=False),
+        mm_tokens_per_image=4, boi_token_index=90, eoi_token_index=91, image_token_index=92,
+        eos_token_id=[1, 95])),
     "gemma4_moe": ("Gemma4Text Gemma4", but(**GEMMA4, hidden_size_per_layer_input=0,
         attention_k_eq_v=True, num_global_key_value_heads=1, enable_moe_block=True, num_experts=4,
         top_k_experts=2, moe_intermediate_size=16)),
@@ -68,6 +80,8 @@ MODELS = {
         layer_types=["full_attention", "sliding_attention"], num_attention_heads_per_layer=[4, 8])),
     "lfm2_moe": ("Lfm2Moe", but("head_dim", layer_types=["conv", "full_attention", "conv"],
         num_hidden_layers=3, num_dense_layers=1, **EXPERTS, conv_L_cache=3, use_expert_bias=True)),
+    "lfm2": ("Lfm2", but("head_dim", layer_types=["conv", "full_attention"],
+        block_auto_adjust_ff_dim=False)),
     "llama": ("Llama", but(rope_parameters=LLAMA3)),
     "llama_dynamic": ("Llama", but(max_position_embeddings=26, rope_parameters=dict(
         rope_type="dynamic", rope_theta=100.0, factor=4.0))),
@@ -81,6 +95,17 @@ MODELS = {
     "ministral3": ("Ministral3", but(sliding_window=None, rope_parameters=dict(rope_type="yarn",
         rope_theta=10000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0, mscale=1.0,
         mscale_all_dim=1.0, original_max_position_embeddings=8, llama_4_scaling_beta=0.1))),
+    "mistral": ("Mistral", but("head_dim", sliding_window=8)),
+    # As published: rotary positions and kinds of norms by default, and a head of its own although
+    # the class ties by default.
+    "mistral3": ("Mistral3 Mistral3ForConditionalGeneration", dict(
+        text_config=dict(model_type="ministral3", hidden_size=32, intermediate_size=32,
+            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+            vocab_size=VOCABULARY, max_position_embeddings=64),
+        vision_config=dict(model_type="pixtral", hidden_size=16, image_size=28, patch_size=14,
+            intermediate_size=16, num_attention_heads=2, num_hidden_layers=1, head_dim=8),
+        image_token_index=90, multimodal_projector_bias=False, spatial_merge_size=2,
+        vision_feature_layer=-1)),
     "mixtral": ("Mixtral", but(num_local_experts=4, num_experts_per_tok=2, intermediate_size=16,
         sliding_window=None)),
     # With next to no least time step: transformers applies it to prompts and not to single tokens.
@@ -95,6 +120,8 @@ MODELS = {
         rope_type="longrope", rope_theta=100.0, factor=4.0, **LISTS))),
     "qwen2": ("Qwen2", but("head_dim")),
     "qwen3": ("Qwen3", but(tie_word_embeddings=True)),
+    # Tied by the config, and with another head in the file.
+    "qwen3_head": ("Qwen3", but(tie_word_embeddings=True)),
     "qwen3_5": ("Qwen3_5Text Qwen3_5", but(tie_word_embeddings=True, **DELTA, **QWEN35_ROPE)),
     "qwen3_5_moe": ("Qwen3_5MoeText Qwen3_5Moe", but("intermediate_size", **EXPERTS,
         shared_expert_intermediate_size=16, **DELTA, **QWEN35_ROPE)),
@@ -105,6 +132,8 @@ MODELS = {
 }
 
 LONG = {"llama_dynamic", "llama_longrope", "llama_yarn", "phi3", "phi3_partial"}
+# The names under which a head is added to a model that ties by its config.
+OTHER_HEADS = {"qwen3_head": "lm_head.weight", "mistral3": "language_model.lm_head.weight"}
 
 
 def randomize(model, seed):
@@ -140,16 +169,37 @@ def reference(model, length):
     return {"input_ids": ids.int(), "logits": logits.contiguous(), "greedy": greedy.int()}, margin
 
 
+def write_config(folder, architecture, config_class, settings):
+    """config.json with nothing in it that was not asked for."""
+    said = {"architectures": [architecture], "model_type": config_class.model_type, **settings}
+    with open(f"{folder}/config.json", "w") as file:
+        json.dump(said, file, indent=1)
+        file.write("\n")
+
+
+def untie(folder, head):
+    """Another head beside an embedding that the config makes the head."""
+    tensors = load_file(f"{folder}/model.safetensors")
+    noise = torch.randn((VOCABULARY, BASE["hidden_size"]), generator=torch.Generator().manual_seed(5))
+    tensors[head] = (0.18 * noise).to(torch.bfloat16)
+    save_file(tensors, f"{folder}/model.safetensors", metadata={"format": "pt"})
+
+
 def make(out, name, kinds, settings):
     config, *model = kinds.split()
     config_class = getattr(T, config + "Config")
-    model_class = getattr(T, (model[0] if model else config) + "ForCausalLM")
+    architecture = (model or [config])[0]
+    architecture += "" if architecture.endswith("Generation") else "ForCausalLM"
+    model_class = getattr(T, architecture)
     folder = f"{out}/{name}"
     for seed in range(100):
         torch.manual_seed(seed)
         model = model_class(config_class(**json.loads(json.dumps(settings)))).float().eval()
         randomize(model, seed)
         model.to(torch.bfloat16).save_pretrained(folder)
+        write_config(folder, architecture, config_class, settings)
+        if name in OTHER_HEADS:
+            untie(folder, OTHER_HEADS[name])
         model = model_class.from_pretrained(folder, dtype=torch.float32,
                                             attn_implementation="eager").eval()
         tensors, margin = reference(model, PROMPT)
