@@ -16,10 +16,12 @@ pub mod companion;
 pub mod create;
 pub mod decoder;
 pub mod doctor;
+pub mod document;
 pub mod dtype;
 #[cfg(feature = "mlx")]
 pub mod engine;
 pub mod export;
+pub mod expr;
 pub mod fault;
 pub mod format;
 #[cfg(feature = "mlx")]

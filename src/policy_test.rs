@@ -10,11 +10,11 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use crate::document::Document;
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults};
 use crate::format::SOURCE;
 use crate::plan::{self, Options, Plan, Request};
-use crate::policy::text::Document;
 use crate::policy::{Library, Role};
 use crate::prepare;
 use crate::read::{Inventory, Shard, TensorInfo};

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use lathe::policy::text::Document;
+use lathe::document::Document;
 use lathe::schema;
 
 fn root() -> PathBuf {

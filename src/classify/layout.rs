@@ -8,13 +8,13 @@ use regex::Regex;
 use super::dims::Pattern;
 use super::file::{ClaimsFile, Companion, Decode, Global, Integers, Keep, Size, SourceFile};
 use super::paths::ConfigPath;
+use crate::document::{Document, Step};
 use crate::dtype::Dtype;
 use crate::fault::{Code, Faults};
 use crate::format::Formats;
 use crate::path;
 use crate::plan::RuleRef;
 use crate::policy::library::built_in_sources;
-use crate::policy::text::{Document, Step};
 
 /// Index into [`Layouts::suffixes`].
 pub type Suffix = u16;

@@ -3,7 +3,8 @@
 use globset::GlobBuilder;
 
 use super::description::{Converted, Expr};
-use super::values::{Reason, Scope};
+use super::values::Scope;
+use crate::expr::Reason;
 
 /// What the tensors tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -229,7 +229,7 @@ impl Given {
         scope: &Scope,
         rope: &description::Rope,
         head_dim: usize,
-    ) -> Result<Given, values::Reason> {
+    ) -> Result<Given, crate::expr::Reason> {
         let found = match &rope.parameters {
             None => scope.first_given(&USUAL),
             Some(expr) => scope.object(expr)?,

@@ -1,23 +1,19 @@
-//! Values of a description: literals, and CEL expressions over `config.json`.
+//! Values of a description: literals, and expressions over `config.json`.
 //!
-//! An expression sees every key of the config (of the object that the description's `config` names,
-//! where there is one), the whole config as `config`, the description's `let` values, and in a
-//! layer `layer` and `type`. To CEL it
-//! adds `a ?? b`, the first of the alternatives that names only what is there and is not null;
-//! and the functions `sqrt`, `pow`, `log`, `at(text, index)` (a character), and
-//! `last(list, value, before)` (the last index below `before` at which the list has the value,
-//! or -1).
+//! An expression ([`crate::expr`]) sees every key of the config (of the object that the
+//! description's `config` names, where there is one), the whole config as `config`, the
+//! description's `let` values, and in a layer `layer` and `type`.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::sync::Arc;
 
-use cel::{Context, Program, Value};
+use cel::{Context, Value};
 use serde_json::Value as Json;
 
 use super::description::Expr;
 use super::{Decoder, Filled};
+use crate::expr::{self, Reason, from_config, kind};
 
 /// What expressions see. A scope is made for the model, and one for each layer from it.
 #[derive(Clone)]
@@ -25,11 +21,9 @@ pub struct Scope {
     names: HashMap<String, Value>,
     /// The object whose keys are seen, and what its path in config.json begins with.
     object: Rc<(String, Json)>,
-    programs: Rc<RefCell<HashMap<String, Rc<Program>>>>,
+    functions: Rc<Context<'static, 'static>>,
+    compiled: Rc<RefCell<HashMap<String, Rc<expr::Expr>>>>,
 }
-
-/// Why a value cannot be had, in words that name the expression.
-pub type Reason = String;
 
 impl Scope {
     /// The keys of the object of `config` that describes the decoder, and `config` itself, both
@@ -46,13 +40,11 @@ impl Scope {
     }
 
     fn of(filled: &Filled) -> Scope {
-        let entries = filled.object().as_object().into_iter().flatten();
-        let mut names: HashMap<String, Value> =
-            entries.map(|(key, value)| (key.clone(), from_json(value))).collect();
-        names.insert("config".into(), from_json(&filled.config));
+        let mut names = expr::entries(filled.object());
+        names.insert("config".into(), from_config(&filled.config));
         let path = filled.inner.as_ref().map_or(String::new(), |name| format!("{name}."));
         let object = Rc::new((path, filled.object().clone()));
-        Scope { names, object, programs: Rc::default() }
+        Scope { names, object, functions: Rc::new(expr::context()), compiled: Rc::default() }
     }
 
     /// The first of `keys` that is neither null nor an empty object, and its path in config.json.
@@ -73,7 +65,10 @@ impl Scope {
         self.names.insert(name.into(), value);
     }
 
-    /// The value of an expression; `None` when it is null or names what is not there.
+    /// The value of an expression; `None` when it is null or worked out from what is not there.
+    ///
+    /// # Errors
+    /// Why it cannot be had, in words that name the expression. So it is of all that follow.
     pub fn value(&self, expr: &Expr) -> Result<Option<Value>, Reason> {
         let text = match expr {
             Expr::Bool(value) => return Ok(Some(Value::Bool(*value))),
@@ -81,55 +76,36 @@ impl Scope {
             Expr::Float(value) => return Ok(Some(Value::Float(*value))),
             Expr::Text(text) => text,
         };
-        for alternative in alternatives(text) {
-            match self.evaluate(alternative)? {
-                None | Some(Value::Null) => {}
-                found => return Ok(found),
-            }
+        if let Some(value) = self.names.get(text) {
+            return Ok(Some(value.clone()).filter(|value| *value != Value::Null));
         }
-        Ok(None)
+        Ok(self.found(text)?.map(|(_, value)| value))
     }
 
-    /// One alternative; `None` when it names what is not there.
-    fn evaluate(&self, text: &str) -> Result<Option<Value>, Reason> {
-        if let Some(value) = self.names.get(text) {
-            return Ok(Some(value.clone()));
-        }
-        let program = self.program(text)?;
-        let mut context = Context::default();
-        add_functions(&mut context);
-        for name in program.references().variables() {
+    /// The first alternative that has a value, and its value.
+    fn found(&self, text: &str) -> Result<Option<(String, Value)>, Reason> {
+        let compiled = self.compiled(text)?;
+        let mut context = self.functions.new_inner_scope();
+        for name in compiled.names() {
             if let Some(value) = self.names.get(name) {
                 context.add_variable_from_value(name, value.clone());
             }
         }
-        use cel::ExecutionError::{IndexOutOfBounds, NoSuchKey, UndeclaredReference};
-        match program.execute(&context) {
-            Ok(value) => Ok(Some(value)),
-            Err(NoSuchKey(_) | UndeclaredReference(_) | IndexOutOfBounds(_)) => Ok(None),
-            // Something null was looked into or counted with: as good as not there.
-            Err(_) if self.looks_at_nothing(&program) => Ok(None),
-            Err(error) => Err(format!("`{text}`: {error}")),
-        }
+        let found = compiled.found(&context);
+        let found = found.map_err(|reason| format!("`{}`: {reason}", text.trim()))?;
+        Ok(found.map(|(alternative, value)| (alternative.to_owned(), value)))
     }
 
-    fn looks_at_nothing(&self, program: &Program) -> bool {
-        let references = program.references();
-        references
-            .variables()
-            .into_iter()
-            .any(|name| matches!(self.names.get(name), None | Some(Value::Null)))
-    }
-
-    fn program(&self, text: &str) -> Result<Rc<Program>, Reason> {
-        if let Some(program) = self.programs.borrow().get(text) {
-            return Ok(program.clone());
+    fn compiled(&self, text: &str) -> Result<Rc<expr::Expr>, Reason> {
+        if let Some(known) = self.compiled.borrow().get(text) {
+            return Ok(known.clone());
         }
-        let program = Program::compile(text)
-            .map_err(|error| format!("`{text}` is no expression: {error}"))?;
-        let program = Rc::new(program);
-        self.programs.borrow_mut().insert(text.into(), program.clone());
-        Ok(program)
+        let compiled = Rc::new(
+            expr::Expr::compile(text)
+                .map_err(|bad| format!("`{}` is no expression: {}", text.trim(), bad.message))?,
+        );
+        self.compiled.borrow_mut().insert(text.into(), compiled.clone());
+        Ok(compiled)
     }
 
     /// A whole number.
@@ -137,7 +113,12 @@ impl Scope {
         match self.value(expr)? {
             None => Ok(None),
             Some(Value::Int(value)) => Ok(Some(value)),
-            Some(Value::Float(value)) if value.fract() == 0.0 => Ok(Some(value as i64)),
+            Some(Value::Float(value)) if value.fract() == 0.0 && value.abs() < 9e15 => {
+                Ok(Some(value as i64))
+            }
+            Some(Value::Float(value)) => {
+                Err(format!("{} should be a whole number and is {value}", shown(expr)))
+            }
             Some(other) => Err(wrong("a whole number", expr, &other)),
         }
     }
@@ -174,107 +155,30 @@ impl Scope {
     /// A JSON object, and which alternative of the expression gives it.
     pub fn object(&self, expr: &Expr) -> Result<Option<(String, Json)>, Reason> {
         let Expr::Text(text) = expr else {
-            return Err(format!("{expr:?} should be an object"));
+            return Err(format!("{} should be an object", shown(expr)));
         };
-        for alternative in alternatives(text) {
-            match self.evaluate(alternative)? {
-                None | Some(Value::Null) => {}
-                Some(value @ Value::Map(_)) => {
-                    let object = value.json().map_err(|error| error.to_string())?;
-                    return Ok(Some((alternative.to_owned(), object)));
-                }
-                Some(other) => return Err(wrong("an object", expr, &other)),
+        match self.found(text)? {
+            None => Ok(None),
+            Some((alternative, value @ Value::Map(_))) => {
+                let object = value.json().map_err(|error| error.to_string())?;
+                Ok(Some((alternative, object)))
             }
+            Some((_, other)) => Err(wrong("an object", expr, &other)),
         }
-        Ok(None)
     }
 }
 
 fn wrong(wanted: &str, expr: &Expr, found: &Value) -> Reason {
-    let text = match expr {
-        Expr::Text(text) => text.clone(),
-        other => format!("{other:?}"),
-    };
-    format!("`{text}` should be {wanted} and is of type {}", found.type_of())
+    format!("{} should be {wanted} and is {}", shown(expr), kind(found))
 }
 
-/// The alternatives of `a ?? b ?? c`, outside quotes and brackets.
-fn alternatives(text: &str) -> Vec<&str> {
-    let (mut parts, mut start, mut depth, mut quote) = (Vec::new(), 0, 0_i32, None);
-    let mut previous = ' ';
-    for (at, c) in text.char_indices() {
-        match (quote, c) {
-            (Some(open), _) if c == open => quote = None,
-            (Some(_), _) => {}
-            (None, '"' | '\'') => quote = Some(c),
-            (None, '(' | '[' | '{') => depth += 1,
-            (None, ')' | ']' | '}') => depth -= 1,
-            (None, '?') if depth == 0 && previous == '?' => {
-                parts.push(text[start..at - 1].trim());
-                start = at + 1;
-            }
-            _ => {}
-        }
-        previous = c;
-    }
-    parts.push(text[start..].trim());
-    parts
-}
-
-fn number(value: &Value) -> Option<f64> {
-    match value {
-        Value::Int(value) => Some(*value as f64),
-        Value::UInt(value) => Some(*value as f64),
-        Value::Float(value) => Some(*value),
-        _ => None,
-    }
-}
-
-/// Functions of numbers give null for what is no number, so that `??` can go on.
-fn of_number(function: fn(f64) -> f64) -> impl Fn(Value) -> Value + Send + Sync + 'static {
-    move |value| number(&value).map_or(Value::Null, |value| Value::Float(function(value)))
-}
-
-fn add_functions(context: &mut Context) {
-    // None of these is a name of CEL's own, so adding them cannot fail.
-    let _ = context.add_function("sqrt", of_number(f64::sqrt));
-    let _ = context.add_function("log", of_number(f64::ln));
-    let _ = context.add_function("pow", |base: Value, exponent: Value| {
-        match (number(&base), number(&exponent)) {
-            (Some(base), Some(exponent)) => Value::Float(base.powf(exponent)),
-            _ => Value::Null,
-        }
-    });
-    let _ = context.add_function("at", |text: Arc<String>, index: i64| {
-        let found = usize::try_from(index).ok().and_then(|index| text.chars().nth(index));
-        found.map_or(Value::Null, |c| Value::String(Arc::new(c.to_string())))
-    });
-    let _ = context.add_function("last", |list: Value, wanted: Value, before: i64| {
-        let Value::List(list) = list else { return Value::Null };
-        let before = usize::try_from(before).unwrap_or(0).min(list.len());
-        let found = list[..before].iter().rposition(|value| *value == wanted);
-        Value::Int(found.map_or(-1, |at| at as i64))
-    });
-}
-
-/// JSON as CEL sees it: whole numbers are ints.
-fn from_json(value: &Json) -> Value {
-    match value {
-        Json::Null => Value::Null,
-        Json::Bool(value) => Value::Bool(*value),
-        Json::Number(number) => match (number.as_i64(), number.as_f64()) {
-            (Some(int), _) => Value::Int(int),
-            (None, Some(float)) => Value::Float(float),
-            (None, None) => Value::Null,
-        },
-        Json::String(text) => Value::String(Arc::new(text.clone())),
-        Json::Array(items) => Value::List(Arc::new(items.iter().map(from_json).collect())),
-        Json::Object(entries) => Value::from(
-            entries
-                .iter()
-                .map(|(key, value)| (key.clone(), from_json(value)))
-                .collect::<HashMap<String, Value>>(),
-        ),
+/// An expression as it is written.
+pub fn shown(expr: &Expr) -> String {
+    match expr {
+        Expr::Bool(value) => value.to_string(),
+        Expr::Int(value) => value.to_string(),
+        Expr::Float(value) => value.to_string(),
+        Expr::Text(text) => format!("`{}`", text.trim()),
     }
 }
 
@@ -351,8 +255,8 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_told() {
-        assert!(float("hidden +").unwrap_err().contains("no expression"));
-        assert!(float("kinds").unwrap_err().contains("should be a number"));
+        assert!(float("hidden +").unwrap_err().contains("ends where"));
+        assert_eq!(float("kinds").unwrap_err(), "`kinds` should be a number and is a list");
         assert!(float("hidden / (heads - 4)").unwrap_err().contains("zero"));
     }
 }

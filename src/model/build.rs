@@ -16,7 +16,8 @@ use super::source::{Tensor, TensorSource, Weight};
 use crate::cache::LayerCache;
 use crate::decoder::converted::Told;
 use crate::decoder::description::{Activation, Converted, Expr, NormDefaults};
-use crate::decoder::values::{Reason, Scope};
+use crate::decoder::values::{Scope, shown};
+use crate::expr::Reason;
 use crate::fault::{Code, Fault, Faults};
 
 /// What modules are built with.
@@ -381,14 +382,5 @@ impl<'a> Builder<'a> {
     /// The caches' slots and the different rotations, if there is no fault.
     pub fn finish(self) -> Result<(Vec<LayerCache>, Vec<Rope>), Faults> {
         self.faults.or((self.slots, self.ropes))
-    }
-}
-
-fn shown(expr: &Expr) -> String {
-    match expr {
-        Expr::Bool(value) => value.to_string(),
-        Expr::Int(value) => value.to_string(),
-        Expr::Float(value) => value.to_string(),
-        Expr::Text(text) => format!("`{text}`"),
     }
 }

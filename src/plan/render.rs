@@ -101,7 +101,7 @@ pub fn yaml(plan: &Plan) -> Result<String, Fault> {
 
 /// Reads a plan that was printed as JSON or YAML, and perhaps edited.
 pub fn parse(name: &str, text: &str) -> Result<Plan, Fault> {
-    crate::policy::text::Document::parse(name, text)?.decode()
+    crate::document::Document::parse(name, text)?.decode()
 }
 
 fn grid(width: Option<u16>, header: &[&str]) -> Table {

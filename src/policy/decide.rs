@@ -104,7 +104,10 @@ impl<'p> Decider<'p> {
                 (None, Some(default)) => default
                     .value(&scope, &TensorView::NONE)
                     .map_err(|error| bad_value(name, &error))
-                    .and_then(|v| v.json().map_err(|error| bad_value(name, &error.to_string()))),
+                    .and_then(|v| match v {
+                        None => Ok(0.into()),
+                        Some(v) => v.json().map_err(|error| bad_value(name, &error.to_string())),
+                    }),
                 (None, None) => Ok(0.into()),
             };
             match result {

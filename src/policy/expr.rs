@@ -1,4 +1,4 @@
-//! Conditions: CEL expressions, compiled once.
+//! Conditions and values of policies: expressions over a model, a request and a tensor.
 //!
 //! An expression is checked when the policy is read: it must parse, and it may only name what is
 //! there. What it costs is paid once where it can be: an expression that looks at nothing of the
@@ -7,14 +7,15 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
-use cel::{Context, Program, Value};
+use cel::{Context, Value};
 use indexmap::IndexMap;
-use regex::Regex;
 
 use super::schedule::CompiledSchedule;
 use crate::dtype::Dtype;
+use crate::expr;
+pub use crate::expr::BadExpr;
 
 /// What an expression may look at of the single tensor, besides the model's own values.
 pub const TENSOR_VARIABLES: [&str; 5] = ["layer", "shape", "dtype", "elements", "rank"];
@@ -22,54 +23,10 @@ pub const TENSOR_VARIABLES: [&str; 5] = ["layer", "shape", "dtype", "elements", 
 /// What an expression may look at of the model and the request, besides `let` values.
 pub const MODEL_VARIABLES: [&str; 5] = ["config", "template", "role", "requested", "parser"];
 
-/// The functions that lathe adds to CEL's own.
-pub const FUNCTIONS: [&str; 3] = ["schedule", "is_object", "is_float"];
-
-/// CEL's own functions and macros (cel-spec, "Standard definitions").
-const CEL_FUNCTIONS: [&str; 26] = [
-    "size",
-    "contains",
-    "startsWith",
-    "endsWith",
-    "matches",
-    "has",
-    "all",
-    "exists",
-    "exists_one",
-    "map",
-    "filter",
-    "int",
-    "uint",
-    "double",
-    "string",
-    "bytes",
-    "bool",
-    "type",
-    "dyn",
-    "min",
-    "max",
-    "duration",
-    "timestamp",
-    "optional",
-    "getHours",
-    "getMinutes",
-];
-
-/// Whether it is a name: operators are functions too.
-fn is_name(function: &str) -> bool {
-    function.starts_with(|c: char| c.is_ascii_alphabetic())
-}
-
-/// The variable that a macro of CEL binds.
-static MACROS: LazyLock<Regex> = LazyLock::new(|| {
-    let pattern = r"\.\s*(?:all|exists|exists_one|map|filter)\s*\(\s*([A-Za-z_]\w*)\s*,";
-    Regex::new(pattern).expect("a valid pattern")
-});
-
 /// A compiled expression.
+#[derive(Debug)]
 pub struct Expr {
-    source: String,
-    program: Program,
+    expr: expr::Expr,
     /// The tensor variables it looks at, by position in [`TENSOR_VARIABLES`].
     looks_at: [bool; TENSOR_VARIABLES.len()],
 }
@@ -77,48 +34,18 @@ pub struct Expr {
 /// An expression (by address) and the values that it looked at.
 type MemoKey = (usize, Option<i64>, Option<Vec<u64>>, Option<Dtype>);
 
-impl std::fmt::Debug for Expr {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Expr({})", self.source)
-    }
-}
-
-/// Why an expression cannot be compiled: what is wrong, and the line and column in it, from 1.
-#[derive(Debug)]
-pub struct BadExpr {
-    /// What is wrong.
-    pub message: String,
-    /// Byte offset into the expression, when the parser told one.
-    pub offset: Option<usize>,
-}
-
 impl Expr {
     /// Compiles `source`; `names` are the variables it may use besides those of this module.
     pub fn compile<'a>(
         source: &str,
         names: impl Iterator<Item = &'a str> + Clone,
     ) -> Result<Expr, BadExpr> {
-        let program = Program::compile(source).map_err(|errors| {
-            let first = errors.errors.first();
-            BadExpr {
-                message: first.map_or_else(|| errors.to_string(), |error| error.msg.clone()),
-                offset: first.map(|error| offset(source, error.pos)),
-            }
-        })?;
-        let references = program.references();
-        // CEL's macros bind a variable of their own: `list.all(x, x > 0)`.
-        let bound: Vec<&str> =
-            MACROS.captures_iter(source).filter_map(|m| Some(m.get(1)?.as_str())).collect();
+        let expr = expr::Expr::compile(source)?;
         let known = || {
-            bound
-                .iter()
-                .copied()
-                .chain(TENSOR_VARIABLES)
-                .chain(MODEL_VARIABLES)
-                .chain(["n"])
-                .chain(names.clone().map(|name| -> &str { name }))
+            let own = TENSOR_VARIABLES.into_iter().chain(MODEL_VARIABLES).chain(["n"]);
+            own.chain(names.clone().map(|name| -> &str { name }))
         };
-        for name in references.variables() {
+        for name in expr.names() {
             if !known().any(|known| known == name) {
                 let near = crate::format::nearest(name, known());
                 return Err(BadExpr {
@@ -130,28 +57,18 @@ impl Expr {
                 });
             }
         }
-        for name in references.functions() {
-            if !CEL_FUNCTIONS.contains(&name) && !FUNCTIONS.contains(&name) && is_name(name) {
-                let known = CEL_FUNCTIONS.into_iter().chain(FUNCTIONS);
-                return Err(BadExpr {
-                    message: match crate::format::nearest(name, known) {
-                        Some(near) => {
-                            format!("unknown function `{name}`; did you mean `{near}`?")
-                        }
-                        None => format!("unknown function `{name}`"),
-                    },
-                    offset: source.find(name),
-                });
-            }
-        }
-        let looks_at = TENSOR_VARIABLES.map(|name| references.has_variable(name));
-        drop(references);
-        Ok(Expr { source: source.into(), program, looks_at })
+        let looks_at = TENSOR_VARIABLES.map(|name| expr.names().contains(name));
+        Ok(Expr { expr, looks_at })
     }
 
     /// The expression as written.
     pub fn source(&self) -> &str {
-        &self.source
+        self.expr.source()
+    }
+
+    /// The dotted paths that it looks up.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        self.expr.paths().into_iter()
     }
 
     /// Whether its value is the same for every tensor of a model.
@@ -161,12 +78,12 @@ impl Expr {
 
     /// Whether it uses the variable or function.
     pub fn uses(&self, name: &str) -> bool {
-        let references = self.program.references();
-        references.has_variable(name) || references.has_function(name)
+        self.expr.uses(name)
     }
 
-    /// Its value for a tensor of the scope's model.
-    pub fn value(&self, scope: &Scope, tensor: &TensorView) -> Result<Value, String> {
+    /// Its value for a tensor of the scope's model; `None` when it is null or worked out from what
+    /// is not there.
+    pub fn value(&self, scope: &Scope, tensor: &TensorView) -> Result<Option<Value>, String> {
         let [layer, shape, dtype, elements, rank] = self.looks_at;
         let key = (
             std::ptr::from_ref(self) as usize,
@@ -195,32 +112,19 @@ impl Expr {
         if rank {
             context.add_variable_from_value("rank", tensor.shape.len() as i64);
         }
-        let value = self.program.execute(&context).map_err(|error| error.to_string());
+        let value = self.expr.value(&context);
         scope.memo.borrow_mut().insert(key, value.clone());
         value
     }
 
-    /// Its value as a condition.
+    /// Its value as a condition; one without a value does not hold.
     pub fn holds(&self, scope: &Scope, tensor: &TensorView) -> Result<bool, String> {
         match self.value(scope, tensor)? {
-            Value::Bool(value) => Ok(value),
-            other => Err(format!("it gives {} and not true or false", describe(&other))),
+            None => Ok(false),
+            Some(Value::Bool(value)) => Ok(value),
+            Some(other) => Err(format!("it gives {} and not true or false", expr::kind(&other))),
         }
     }
-}
-
-fn describe(value: &Value) -> String {
-    match value {
-        Value::Null => "null".into(),
-        other => format!("a value of type {}", other.type_of()),
-    }
-}
-
-/// Byte offset of CEL's (line, column), both from 1 and 0 respectively.
-fn offset(source: &str, (line, column): (isize, isize)) -> usize {
-    let line = usize::try_from(line - 1).unwrap_or(0);
-    let start: usize = source.split_inclusive('\n').take(line).map(str::len).sum();
-    (start + usize::try_from(column).unwrap_or(0)).min(source.len())
 }
 
 /// What an expression can see of a tensor.
@@ -242,7 +146,7 @@ impl TensorView<'static> {
 /// What expressions can see of a model and a request.
 pub struct Scope {
     context: Context<'static, 'static>,
-    memo: RefCell<HashMap<MemoKey, Result<Value, String>>>,
+    memo: RefCell<HashMap<MemoKey, Result<Option<Value>, String>>>,
 }
 
 impl Scope {
@@ -251,49 +155,23 @@ impl Scope {
         variables: impl IntoIterator<Item = (String, serde_json::Value)>,
         schedules: &IndexMap<String, Arc<CompiledSchedule>>,
     ) -> Scope {
-        let mut context = Context::default();
+        let mut context = expr::context();
         for (name, value) in variables {
-            context.add_variable_from_value(name, from_json(&value));
+            context.add_variable_from_value(name, expr::from_config(&value));
         }
         let schedules = schedules.clone();
         let schedule = move |name: Arc<String>, layer: i64, n: i64| -> bool {
             schedules.get(name.as_str()).is_some_and(|schedule| schedule.picks(layer, n))
         };
-        // These names are not CEL's own, so adding them cannot fail.
+        // The name is not CEL's own, so adding it cannot fail.
         let _ = context.add_function("schedule", schedule);
-        let _ = context.add_function("is_object", |value: Value| matches!(value, Value::Map(_)));
-        let _ = context.add_function("is_float", |name: Arc<String>| {
-            name.parse::<Dtype>().is_ok_and(Dtype::is_float)
-        });
         Scope { context, memo: RefCell::default() }
     }
 
     /// Adds a variable, or gives it another value.
     pub fn set(&mut self, name: &str, value: &serde_json::Value) {
         self.memo.borrow_mut().clear();
-        self.context.add_variable_from_value(name, from_json(value));
-    }
-}
-
-/// JSON as CEL sees it: whole numbers are ints.
-pub fn from_json(value: &serde_json::Value) -> Value {
-    match value {
-        serde_json::Value::Null => Value::Null,
-        serde_json::Value::Bool(value) => Value::Bool(*value),
-        serde_json::Value::Number(number) => match (number.as_i64(), number.as_f64()) {
-            (Some(int), _) => Value::Int(int),
-            (None, Some(float)) => Value::Float(float),
-            (None, None) => Value::Null,
-        },
-        serde_json::Value::String(text) => Value::String(Arc::new(text.clone())),
-        serde_json::Value::Array(items) => {
-            Value::List(Arc::new(items.iter().map(from_json).collect()))
-        }
-        serde_json::Value::Object(entries) => {
-            let map: HashMap<String, Value> =
-                entries.iter().map(|(key, value)| (key.clone(), from_json(value))).collect();
-            Value::from(map)
-        }
+        self.context.add_variable_from_value(name, expr::from_config(value));
     }
 }
 

@@ -9,7 +9,7 @@ use indexmap::IndexMap;
 use super::compile::Policy;
 use super::file::{PolicyFile, Role};
 use super::parsers::Answers;
-use super::text::Document;
+use crate::document::Document;
 use crate::fault::{Code, Fault, Faults};
 use crate::path;
 

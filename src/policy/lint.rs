@@ -15,7 +15,7 @@ use super::expr::{Expr, Scope, TensorView};
 use super::file::{Choice, FitValue, LetValue, PolicyFile, Rule};
 use super::library::{Entry, Library};
 use super::parsers::Answers;
-use super::text::Step;
+use crate::document::Step;
 use crate::dtype::Dtype;
 use crate::fault::{Faults, Place};
 use crate::format::Formats;
@@ -282,9 +282,9 @@ impl Linter<'_> {
             let Ok(expr) = Expr::compile(&text, names.iter().map(String::as_str)) else { continue };
             // What fails on an empty config is not a matter of types.
             let wrong = match expr.value(&scope, &tensor) {
-                Ok(cel::Value::Bool(_)) => None,
-                Ok(other) => Some(format!("gives a value of type {}", other.type_of())),
-                Err(error) if error.contains("verload") => Some(format!("fails: {error}")),
+                Ok(Some(cel::Value::Bool(_)) | None) => None,
+                Ok(Some(other)) => Some(format!("gives {}", crate::expr::kind(&other))),
+                Err(error) if error.contains("does not take") => Some(format!("fails: {error}")),
                 Err(_) => None,
             };
             if let Some(wrong) = wrong {

@@ -15,7 +15,6 @@ pub mod parsers;
 pub mod pattern;
 pub mod schedule;
 pub mod stored;
-pub mod text;
 
 pub use compile::Policy;
 pub use decide::{Decider, Decision, Model, lookup};

@@ -64,7 +64,7 @@ impl CompiledSchedule {
             let mut scope = Scope::new([], &Default::default());
             scope.set("n", &n.into());
             match until.value(&scope, &TensorView::NONE) {
-                Ok(cel::Value::Int(until)) if (layer as i64) < until => {}
+                Ok(Some(cel::Value::Int(until))) if (layer as i64) < until => {}
                 _ => return false,
             }
         }

@@ -15,8 +15,8 @@ use super::compile::Policy;
 use super::file::{PolicyFile, Role, Stored};
 use super::library::{Entry, Library};
 use super::parsers::Answers;
-use super::text::Document;
 use crate::checkpoint::architecture;
+use crate::document::Document;
 use crate::fault::{Code, Fault, Faults};
 
 /// Version of the form; changes when an older lathe would misread a policy of it.

@@ -1,4 +1,4 @@
-//! Policy text to typed values, with every value's place kept.
+//! document: texts of YAML and TOML to typed values, with every value's place kept.
 //!
 //! YAML and TOML become one tree of [`Node`]s that know their byte spans. The tree is then read
 //! into a typed form by serde; a fault found then, or later by a check of meaning, is pointed at
@@ -111,7 +111,7 @@ pub struct Document {
 /// A path into a document, for [`Document::fault`].
 #[macro_export]
 macro_rules! path {
-    ($($step:expr),* $(,)?) => { &[$($crate::policy::text::Step::from($step)),*] };
+    ($($step:expr),* $(,)?) => { &[$($crate::document::Step::from($step)),*] };
 }
 
 impl Document {
