@@ -13,7 +13,7 @@ use std::f64::consts::PI;
 use serde_json::Value as Json;
 
 use super::description::{self, Expr};
-use super::values::{self, Scope};
+use super::values::Scope;
 
 /// A kind of rotation.
 pub struct Kind {
