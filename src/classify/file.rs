@@ -41,6 +41,10 @@ pub struct SourceFile {
     pub decode: Option<Decode>,
     /// The integers are re-expressed as MLX affine, or decoded where that cannot be exact.
     pub integers: Option<Integers>,
+    /// Inputs and outputs of stacked weights may have changed places, and which it is must be
+    /// proven by the sizes that the config tells (`sides` of claims.yaml).
+    #[serde(default)]
+    pub turnable: bool,
     /// The layout is refused, with these words.
     pub refuse: Option<String>,
 }
@@ -233,4 +237,29 @@ pub struct ClaimsFile {
     pub classless: Vec<String>,
     /// Leading words on which producers disagree, such as `model.language_model.`.
     pub prefixes: Vec<String>,
+    /// Sizes by name of the author's choice: config paths, any of which may hold it.
+    pub sizes: IndexMap<String, Vec<String>>,
+    /// What the sides of stacked weights are; the first that matches counts.
+    pub sides: Vec<Side>,
+}
+
+/// The sides of stacked weights of one kind.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Side {
+    /// Regular expression over the whole name without its suffix.
+    pub of: String,
+    /// The size of the inputs.
+    #[serde(rename = "in")]
+    pub inputs: String,
+    /// The size of the outputs.
+    #[serde(rename = "out")]
+    pub outputs: String,
+    /// How many times that size there are outputs.
+    #[serde(default = "once")]
+    pub times: u64,
+}
+
+fn once() -> u64 {
+    1
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
+use indexmap::IndexMap;
 use regex::Regex;
 
 use super::dims::Pattern;
@@ -112,6 +113,8 @@ impl Layouts {
                 classes: Vec::new(),
                 classless: Vec::new(),
                 prefixes: Vec::new(),
+                sizes: IndexMap::new(),
+                sides: Vec::new(),
             },
         };
         for (name, body) in files {

@@ -21,6 +21,8 @@ pub struct Material<'a> {
     pub layout: &'a Layout,
     /// Its solved shapes.
     pub bindings: &'a Bindings,
+    /// Whether inputs stand before outputs.
+    pub turned: bool,
     /// The weight's tensor.
     pub weight: u32,
     /// Its companions, by their place in the layout.
@@ -35,6 +37,9 @@ pub struct Made {
     pub shape: Vec<u64>,
     /// What becomes of it.
     pub kind: WeightKind,
+    /// Whether it is stored `[.., in, out]` and goes by its bare name, as plain ones of this kind
+    /// do: decoders tell the two by it.
+    pub bare: bool,
     /// Why it could not be kept exactly, when it could not.
     pub inexact: Option<String>,
 }
@@ -142,7 +147,7 @@ impl Material<'_> {
             parts,
             decode,
         };
-        Ok(Made { dtype: values, shape, kind, inexact: None })
+        Ok(Made { dtype: values, shape, kind, bare: self.turned, inexact: None })
     }
 
     /// The scale of the whole tensor, or one for each of the leading axes.
@@ -174,17 +179,24 @@ impl Material<'_> {
     }
 
     fn decode(&self, decode: &Decode) -> Made {
-        let shape = self.shape();
+        let mut shape = self.shape();
         let block = [0, 1].map(|n| self.size(&decode.block[n]));
+        let mut ops = vec![Op::DecodeFp8 { block }];
+        if self.turned {
+            let last = shape.len() - 1;
+            shape.swap(last - 1, last);
+            let leading = (0..last as u32 - 1).chain([last as u32, last as u32 - 1]);
+            ops.push(Op::Transpose { axes: leading.collect() });
+        }
         let part = Part {
             suffix: "",
             sources: self.inputs(&[Some(&decode.scale)]),
-            ops: vec![Op::DecodeFp8 { block }],
+            ops,
             dtype: Dtype::BF16,
             shape: shape.clone(),
         };
         let kind = WeightKind::Decode { decode: part, default: decode.default.as_str().into() };
-        Made { dtype: Dtype::BF16, shape, kind, inexact: None }
+        Made { dtype: Dtype::BF16, shape, kind, bare: false, inexact: None }
     }
 
     fn integers(&self, integers: &Integers) -> Made {
@@ -220,7 +232,7 @@ impl Material<'_> {
                 let bits = packing.bits;
                 let default = Formats::built_in().affine(bits, 64).map_or("int8", |f| &f.name);
                 let kind = WeightKind::Decode { decode, default: default.into() };
-                Made { dtype: Dtype::BF16, shape, kind, inexact: Some(why) }
+                Made { dtype: Dtype::BF16, shape, kind, bare: false, inexact: Some(why) }
             }
         }
     }
@@ -259,7 +271,7 @@ impl Material<'_> {
             parts,
             decode,
         };
-        Made { dtype, shape, kind, inexact: None }
+        Made { dtype, shape, kind, bare: false, inexact: None }
     }
 }
 

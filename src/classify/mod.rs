@@ -13,6 +13,7 @@ pub mod layout;
 mod make;
 mod matching;
 mod paths;
+mod sides;
 mod sorting;
 #[cfg(test)]
 mod tests;

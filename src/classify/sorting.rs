@@ -11,6 +11,7 @@ use super::layout::{Layout, Layouts};
 use super::make::Material;
 use super::matching::{Answer, Candidate, Options, Signature, producer};
 use super::paths::Roots;
+use super::sides::{Sides, Stands};
 use super::{Classified, Input, Part, Weight, WeightKind};
 use crate::dtype::DtypeClass;
 use crate::fault::{Code, Fault, Faults, Warning};
@@ -25,6 +26,7 @@ pub struct Sorting<'a> {
     layouts: &'a Layouts,
     inventory: &'a Inventory,
     claims: Claims<'a>,
+    sides: Sides,
     values: Values<'a>,
     answers: HashMap<Signature, Rc<Answer>>,
     weights: Vec<Weight>,
@@ -63,6 +65,7 @@ impl<'a> Sorting<'a> {
             layouts,
             inventory,
             claims: Claims::new(&layouts.claims, inventory),
+            sides: Sides::new(&layouts.claims, inventory),
             values: Values::new(inventory),
             answers: HashMap::new(),
             weights: Vec::with_capacity(inventory.tensors.len()),
@@ -203,8 +206,17 @@ impl<'a> Sorting<'a> {
                 }
                 let found = options.found(*layout);
                 let layout = &self.layouts.layouts[*layout];
-                let material =
-                    Material { inventory: self.inventory, layout, bindings, weight: index, found };
+                let stands = self.sides.stands(self.inventory, layout, group.base, bindings);
+                let turned = match stands {
+                    Ok(stands) => stands == Stands::Turned,
+                    Err(message) => {
+                        let fault = Fault::new(Code::BadScale, message).in_file(self.file(tensor));
+                        self.faults.push(fault.on_tensor(tensor.name.clone()));
+                        return;
+                    }
+                };
+                let (inventory, weight) = (self.inventory, index);
+                let material = Material { inventory, layout, bindings, turned, weight, found };
                 self.quantized(group, layout, &material);
             }
         }
@@ -244,7 +256,10 @@ impl<'a> Sorting<'a> {
             base: group.base,
         };
         self.weights.push(Weight {
-            name: format!("{}.weight", group.base),
+            name: match made.bare {
+                true => group.base.to_string(),
+                false => format!("{}.weight", group.base),
+            },
             layout: layout.name.clone(),
             producer: producer(layout, &roots),
             dtype: made.dtype,

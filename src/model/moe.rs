@@ -336,16 +336,40 @@ impl Experts {
             }
             None => None,
         };
+        let (entry, down) = (entry?, down?);
+        for (what, message) in Experts::misfits(&entry, &down) {
+            to.fault(format!("experts: {what} {message}"));
+        }
         Some(Experts {
-            entry: entry?,
+            entry,
             entry_bias: entry_bias?,
             gate_bias: gate_bias?,
             up_bias: up_bias?,
-            down: down?,
+            down,
             down_bias: down_bias?,
             function,
             clamp,
         })
+    }
+
+    /// The way in that does not fit the way out: one of both is stored `[.., in, out]`.
+    fn misfits(entry: &Entry, down: &Matrix) -> Vec<(&'static str, String)> {
+        let sides = |matrix: &Matrix| match matrix.shape().as_slice() {
+            [.., out, inputs] => [*out, *inputs],
+            _ => [0, 0],
+        };
+        let [hidden, inner] = sides(down);
+        let entries: &[(&str, &Matrix, i32)] = match entry {
+            Entry::Plain(up) => &[("up", up, inner)],
+            Entry::Split(gate, up) => &[("gate", gate, inner), ("up", up, inner)],
+            Entry::Fused { both, .. } => &[("gate_up", both, 2 * inner)],
+        };
+        let misfit = |(what, matrix, out): &(&'static str, &Matrix, i32)| {
+            let found = sides(matrix);
+            let message = format!("is {found:?} ([out, in]) and down {:?}", [hidden, inner]);
+            (found != [*out, hidden]).then_some((*what, message))
+        };
+        entries.iter().filter_map(misfit).collect()
     }
 
     /// How many experts each of the stacks has.

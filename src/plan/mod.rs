@@ -157,10 +157,6 @@ pub struct Tensor {
     pub rule: Arc<RuleRef>,
 }
 
-fn is_weight(name: &str) -> bool {
-    name.ends_with(".weight")
-}
-
 impl Tensor {
     /// Bytes read for it.
     pub fn bytes_in(&self) -> u64 {
@@ -174,11 +170,11 @@ impl Tensor {
 
     /// Whether it is the scale, bias or global scale of a kept quantized weight.
     pub fn is_companion(&self) -> bool {
-        // Whatever is kept quantized is called `….weight`.
-        let of_weight = |suffix| self.name.strip_suffix(suffix).is_some_and(is_weight);
+        // What is packed is U32, and what lies beside it never is.
         self.format.is_some()
+            && self.dtype != Dtype::U32
             && self.ops.iter().all(|op| op.quantizes().is_none())
-            && companion::ALL.into_iter().any(of_weight)
+            && companion::ALL.into_iter().any(|suffix| self.name.ends_with(suffix))
     }
 
     /// Weights in it: its elements, unpacked; none for a companion.
