@@ -561,10 +561,12 @@ fn overlay(layers: &mut Vec<Layer>, modelfile: &Modelfile, writer: &Writer) -> R
     Ok(())
 }
 
-/// Puts a layer in the place of all others of its type and name.
-fn replace(layers: &mut Vec<Layer>, layer: Layer) {
-    layers.retain(|other| (&other.media_type, &other.name) != (&layer.media_type, &layer.name));
-    layers.push(layer);
+/// Puts a layer in the place of all others of its type and name, or at the end.
+pub(crate) fn replace(layers: &mut Vec<Layer>, layer: Layer) {
+    let same = |other: &Layer| (&other.media_type, &other.name) == (&layer.media_type, &layer.name);
+    let at = layers.iter().position(same).unwrap_or(layers.len());
+    layers.retain(|other| !same(other));
+    layers.insert(at, layer);
 }
 
 fn json(value: &impl serde::Serialize) -> Result<Vec<u8>, Fault> {

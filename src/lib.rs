@@ -43,4 +43,5 @@ pub mod schema;
 pub mod store;
 #[cfg(feature = "mlx")]
 pub mod tokenizer;
+pub mod update;
 pub mod write;

@@ -203,13 +203,13 @@ fn create(args: &Create) -> Result<Outcome, Faults> {
 
 /// Whether what was made still predicts text.
 #[derive(Default, Serialize)]
-struct Smoke {
+pub(super) struct Smoke {
     /// Mean loss of a plain sentence, in nats a token; `null` when it could not be measured.
     loss: Option<f64>,
     /// That of an even guess over the vocabulary.
     even: Option<f64>,
     /// The same for people, or why it was not measured.
-    note: String,
+    pub(super) note: String,
     /// Whether there is anything to run, as far as that was seen.
     #[serde(skip)]
     runs: bool,
@@ -217,7 +217,7 @@ struct Smoke {
 
 /// Whether what was written still predicts text.
 #[cfg(feature = "mlx")]
-fn check(writer: &Writer, manifest: &Manifest) -> Result<Option<Smoke>, Faults> {
+pub(super) fn check(writer: &Writer, manifest: &Manifest) -> Result<Option<Smoke>, Faults> {
     use crate::engine::smoke::{Checked, check};
     let checked = check(writer, manifest)?;
     let runs = !matches!(checked, Checked::OnlyImports | Checked::CannotRun(_));
@@ -245,7 +245,7 @@ fn check(writer: &Writer, manifest: &Manifest) -> Result<Option<Smoke>, Faults> 
 
 /// Without MLX nothing can be run.
 #[cfg(not(feature = "mlx"))]
-fn check(_: &Writer, _: &Manifest) -> Result<Option<Smoke>, Faults> {
+pub(super) fn check(_: &Writer, _: &Manifest) -> Result<Option<Smoke>, Faults> {
     Ok(None)
 }
 

@@ -18,6 +18,7 @@ mod rm;
 mod run;
 mod show;
 mod ui;
+mod update;
 mod verify;
 
 use std::process::ExitCode;
@@ -44,6 +45,7 @@ enum Command {
     Show(show::Show),
     Rm(rm::Rm),
     Cp(cp::Cp),
+    Update(update::Update),
     Verify(verify::Verify),
     Gc(gc::Gc),
     Policy(policy::Policy),
@@ -87,6 +89,7 @@ fn run(command: Command) -> Result<(), ui::Failure> {
         Command::Export(args) => export::run(&args),
         Command::Rm(args) => rm::run(&args),
         Command::Cp(args) => cp::run(&args),
+        Command::Update(args) => update::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Gc(args) => gc::run(&args),
         Command::Inventory(args) => inventory::run(&args),

@@ -10,9 +10,11 @@ use super::ui;
 use crate::fault::{Code, Fault, Faults};
 use crate::modelfile::{Message, Modelfile, Parameters};
 use crate::plan::{self, render};
+use crate::policy::Role;
 use crate::store::{
     Config, Entry, Layer, Manifest, Name, Origin, Store, TensorOrigin, Weight, media,
 };
+use crate::update::Head;
 
 /// Show what a model is
 ///
@@ -70,6 +72,8 @@ struct Model {
     weights: Vec<Weight>,
     origin: Option<Origin>,
     modelfile: Modelfile,
+    /// The policies that it carries: its own, and its draft's.
+    policies: Vec<(Role, Result<Head, Fault>)>,
 }
 
 /// A row of `--tensors`.
@@ -125,7 +129,8 @@ impl Model {
         let origin = store.origin(&manifest)?;
         let architecture = architecture(&store, &manifest);
         let modelfile = modelfile(&store, &entry.name, &manifest, &config)?;
-        Ok(Model { entry, manifest, config, architecture, weights, origin, modelfile })
+        let policies = policies(&store, &entry.name, &manifest);
+        Ok(Model { entry, manifest, config, architecture, weights, origin, modelfile, policies })
     }
 
     fn tensors(&self) -> Vec<Row<'_>> {
@@ -166,6 +171,10 @@ impl Model {
         layers.filter(is_file).filter_map(|layer| layer.name.as_deref()).collect()
     }
 
+    fn policy(&self, role: Role) -> Option<&Result<Head, Fault>> {
+        self.policies.iter().find(|(of, _)| *of == role).map(|(_, head)| head)
+    }
+
     fn summary(&self) -> Value {
         let Modelfile { template, system, licenses, parameters, messages, .. } = &self.modelfile;
         json!({
@@ -182,6 +191,8 @@ impl Model {
             "renderer": self.config.renderer,
             "requires": self.config.requires,
             "draft": self.config.draft,
+            "policy": self.policy(Role::Target).and_then(|head| head.as_ref().ok()),
+            "draft_policy": self.policy(Role::Draft).and_then(|head| head.as_ref().ok()),
             "files": self.files(),
             "template": template,
             "system": system,
@@ -190,6 +201,15 @@ impl Model {
             "messages": messages,
         })
     }
+}
+
+/// What the policies are called that a model carries, or why one cannot be read.
+fn policies(store: &Store, name: &Name, manifest: &Manifest) -> Vec<(Role, Result<Head, Fault>)> {
+    let read = |role| {
+        manifest.read_policy(role, &name.to_string(), |layer| store.read_blob(layer)).transpose()
+    };
+    let roles = [Role::Target, Role::Draft].into_iter();
+    roles.filter_map(|role| Some((role, read(role)?.map(|entry| Head::of(&entry.file))))).collect()
 }
 
 /// What the model's own config says it is.
@@ -279,6 +299,13 @@ fn print_formats(model: &Model) {
     ui::print(table);
 }
 
+fn policy_row(head: &Result<Head, Fault>) -> String {
+    match head {
+        Ok(head) => format!("{} of lathe {}", head.name, head.lathe.as_deref().unwrap_or("?")),
+        Err(fault) => fault.message.clone(),
+    }
+}
+
 fn print_summary(model: &Model) {
     let Model { entry, manifest, config, modelfile, .. } = model;
     let formats = model.formats().keys().copied().collect::<Vec<_>>().join(", ");
@@ -297,6 +324,8 @@ fn print_summary(model: &Model) {
         ("renderer", config.renderer.clone()),
         ("requires", config.requires.clone()),
         ("draft", config.draft.as_ref().map(|draft| draft.architecture.clone())),
+        ("policy", model.policy(Role::Target).map(policy_row)),
+        ("draft policy", model.policy(Role::Draft).map(policy_row)),
         ("system", modelfile.system.as_ref().map(first_line)),
         ("defaults", Some(defaults).filter(|_| !modelfile.parameters.is_empty())),
         ("license", modelfile.licenses.first().map(first_line)),

@@ -167,11 +167,16 @@ pub fn policy_of(
 ) -> Result<Policy, Faults> {
     match (own, policy_dir) {
         (Some(own), None) => Policy::compile(vec![own.clone()]),
-        _ => {
-            let library = Library::load(policy_dir)?;
-            library.compile(library.find(&architecture(config)?, role)?)
-        }
+        _ => in_library(&Library::load(policy_dir)?, config, role),
     }
+}
+
+/// The policy of a library for a model of this config.
+///
+/// # Errors
+/// As [`Library::find`] and [`Library::compile`].
+pub fn in_library(library: &Library, config: &Value, role: Role) -> Result<Policy, Faults> {
+    library.compile(library.find(&architecture(config)?, role)?)
 }
 
 /// Two policies without what only says who wrote them.

@@ -37,6 +37,9 @@ pub use sweep::{Garbage, Removed};
 pub use tensors::{StoredTensor, Weight};
 pub use verify::{BadBlob, Damage, Verified};
 
+use serde::de::DeserializeOwned;
+
+use crate::checkpoint::{self, DEFAULT, SmallFiles};
 use crate::fault::{Code, Fault};
 use crate::format::nearest;
 use crate::policy::Role;
@@ -134,6 +137,12 @@ impl Store {
         })?;
         let text = String::from_utf8_lossy(&self.read_blob(layer)?).into_owned();
         crate::read::parse_json(CONFIG, text)
+    }
+
+    /// The chat template of a model's folder.
+    pub fn chat_template(&self, manifest: &Manifest) -> Result<Option<String>, Fault> {
+        let found = checkpoint::chat_template(&mut Stored { store: self, manifest }, DEFAULT)?;
+        Ok(found.map(|template| template.text))
     }
 
     /// Where a model's tensors came from; `None` for one that another program made.
@@ -239,6 +248,24 @@ impl Store {
 
     fn manifest_path(&self, name: &Name) -> PathBuf {
         self.manifests_dir().join(name.path())
+    }
+}
+
+/// The small files of a stored model.
+struct Stored<'a> {
+    store: &'a Store,
+    manifest: &'a Manifest,
+}
+
+impl SmallFiles for Stored<'_> {
+    fn text(&mut self, name: &str) -> Result<Option<String>, Fault> {
+        let layer = self.manifest.file(name);
+        let bytes = layer.map(|layer| self.store.read_blob(layer)).transpose()?;
+        Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    fn json<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, Fault> {
+        self.text(name)?.map(|text| crate::read::parse_json(name, text)).transpose()
     }
 }
 

@@ -266,3 +266,197 @@ decoder:
     assert!(stored::same(&read.file, &file), "{text}");
     assert_eq!(serde_json::to_value(&read.file).unwrap(), serde_json::to_value(&file).unwrap());
 }
+
+const POLICY: &str = "application/vnd.lathe.image.policy";
+
+/// The layers of policies, name and text.
+fn policies_of(sandbox: &Sandbox, name: &str) -> Vec<(String, String)> {
+    let layers = manifest(sandbox, name)["layers"].as_array().unwrap().clone();
+    let policies = layers.iter().filter(|layer| layer["mediaType"] == POLICY);
+    policies
+        .map(|layer| {
+            let name = layer["name"].as_str().unwrap().to_string();
+            (name, String::from_utf8(blob(sandbox, layer)).unwrap())
+        })
+        .collect()
+}
+
+/// Takes the policies out of a manifest, as if the model had been stored before models had them.
+fn strip(sandbox: &Sandbox, name: &str) {
+    let mut manifest = manifest(sandbox, name);
+    let layers = manifest["layers"].as_array_mut().unwrap();
+    layers.retain(|layer| layer["mediaType"] != POLICY);
+    let path = format!("store/manifests/registry.ollama.ai/library/{name}/latest");
+    sandbox.file(&path, manifest.to_string());
+}
+
+#[test]
+fn a_model_and_its_draft_carry_their_policies_which_copies_keep() {
+    let sandbox = Sandbox::new();
+    sandbox.model("model");
+    sandbox.model("small");
+    sandbox.lathe(&["create", "both", "model", "--draft", "small", "--no-smoke"]).ok();
+    let both = policies_of(&sandbox, "both");
+    let names: Vec<&str> = both.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["policy.yaml", "draft/policy.yaml"]);
+    let printed = sandbox.lathe(&["policy", "show", "--of", "both"]).ok();
+    assert_eq!(printed, both[0].1);
+    assert!(printed.contains("name: llama") && printed.contains("\n  version: 1\n"), "{printed}");
+    assert!(!printed.contains("extends:"), "{printed}");
+    let draft = sandbox.lathe(&["policy", "show", "--of", "both", "--draft"]).ok();
+    assert_eq!(draft, both[1].1);
+    // As a file in a folder of policies it reads like any other.
+    sandbox.file("mine/llama.yaml", &printed);
+    sandbox.lathe(&["create", "again", "model", "--policy-dir", "mine", "--no-smoke"]).ok();
+    assert_eq!(policies_of(&sandbox, "again")[0], both[0]);
+
+    sandbox.lathe(&["cp", "both", "copy"]).ok();
+    assert_eq!(policies_of(&sandbox, "copy"), both);
+    sandbox
+        .lathe_with(&["create", "kind", "-f", "-", "--no-smoke"], "FROM both\nSYSTEM Be kind.\n")
+        .ok();
+    assert_eq!(policies_of(&sandbox, "kind"), both);
+    sandbox.lathe(&["create", "alone", "model", "--no-smoke"]).ok();
+    assert_eq!(policies_of(&sandbox, "alone"), both[..1]);
+    let none = sandbox.lathe(&["policy", "show", "--of", "alone", "--draft"]);
+    assert_eq!(none.code, 2, "{}", none.stderr);
+    sandbox
+        .lathe_with(&["create", "later", "-f", "-", "--no-smoke"], "FROM alone\nDRAFT small\n")
+        .ok();
+    assert_eq!(policies_of(&sandbox, "later"), both);
+    // Another parser comes with its definition.
+    sandbox
+        .lathe_with(&["create", "other", "-f", "-", "--no-smoke"], "FROM both\nPARSER cohere\n")
+        .ok();
+    let other = policies_of(&sandbox, "other");
+    assert!(other[0].1.contains("START_ACTION") && other.contains(&both[1]), "{other:?}");
+    // A model from before gets one when another is made of it.
+    strip(&sandbox, "both");
+    sandbox.lathe_with(&["create", "newer", "-f", "-", "--no-smoke"], "FROM both\nSYSTEM x\n").ok();
+    assert_eq!(policies_of(&sandbox, "newer"), both[..1]);
+    let shown = sandbox.lathe(&["show", "newer", "-o", "json"]).json();
+    assert_eq!(shown["policy"]["name"], "llama");
+    assert_eq!(shown["policy"]["version"], 1);
+    assert_eq!(shown["draft_policy"], Value::Null);
+    assert!(sandbox.lathe(&["verify", "newer"]).ok().contains("are whole"));
+}
+
+#[test]
+fn a_policy_of_a_later_version_is_refused_by_name() {
+    let sandbox = Sandbox::new();
+    sandbox.model("model");
+    sandbox.lathe(&["create", "m", "model", "--no-smoke"]).ok();
+    let (_, text) = policies_of(&sandbox, "m").remove(0);
+    let later = text.replace("version: 1", "version: 2").replace("name: llama", "nom: llama");
+    let fault = stored::read("m", later.as_bytes()).unwrap_err();
+    assert_eq!(fault.code.as_str(), "newer-policy");
+    assert!(fault.message.contains("version 2, and this lathe reads 1"), "{}", fault.message);
+    assert!(fault.help.unwrap().contains("lathe update"));
+    // Under the version that is read, a key that is not known names its writer.
+    let newer = text.replace(env!("CARGO_PKG_VERSION"), "99.0.0").replace("guards:", "gards:");
+    let fault = stored::read("m", newer.as_bytes()).unwrap_err();
+    assert!(fault.help.unwrap().contains("written by lathe 99.0.0"));
+}
+
+/// `lathe update`, without touching tensors: the difference first, then the policy in place.
+#[test]
+fn an_update_shows_the_difference_and_puts_the_policy_in_place() {
+    let sandbox = Sandbox::new();
+    sandbox.model("model");
+    sandbox.lathe(&["create", "m", "model", "-q", "int4", "--no-smoke"]).ok();
+    let before = manifest(&sandbox, "m");
+    let same = sandbox.lathe(&["update", "m"]).ok();
+    assert!(same.contains("has this policy already"), "{same}");
+
+    let (_, text) = policies_of(&sandbox, "m").remove(0);
+    let newer = text.replacen("activation: hidden_act", "activation: '\"gelu\"'", 1).replacen(
+        "format:\n  - eight_bit\n  - requested",
+        "format:\n  - requested",
+        1,
+    );
+    let newer = format!("{newer}parser: qwen3\nrequires: 0.15.0\n");
+    assert_ne!(newer, text);
+    sandbox.file("mine/llama.yaml", &newer);
+    let dry =
+        sandbox.lathe(&["update", "m", "--policy-dir", "mine", "--dry-run", "-o", "json"]).json();
+    assert_eq!(dry["applied"], false);
+    let policy = &dry["update"]["policies"][0];
+    assert_eq!((&policy["role"], &policy["from"]["name"]), (&json!("target"), &json!("llama")));
+    assert_eq!(policy["running"], json!(["parsers", "decoder.layers"]));
+    let facts = dry["update"]["facts"].as_array().unwrap();
+    let fact = |what: &str| facts.iter().find(|fact| fact["what"] == what).unwrap()["to"].clone();
+    assert_eq!((fact("parser"), fact("requires")), (json!("qwen3"), json!("0.15.0")));
+    assert_eq!(fact("capabilities"), "completion, tools");
+    let again = dry["update"]["create_again"].as_array().unwrap();
+    assert!(again.iter().any(|one| one["is"] == "int8" && one["would_be"] == "int4"), "{again:?}");
+    assert_eq!(manifest(&sandbox, "m"), before, "a dry run changes nothing");
+
+    let shown = sandbox.lathe(&["update", "m", "--policy-dir", "mine", "-n"]).ok();
+    for what in [
+        "--- policy.yaml (now)",
+        "+requires: \"0.15.0\"",
+        "changes for running the model: parsers",
+        "would need create again",
+    ] {
+        assert!(shown.contains(what), "{what}: {shown}");
+    }
+    let nobody = sandbox.lathe(&["update", "m", "--policy-dir", "mine"]);
+    assert_eq!((nobody.code, nobody.stderr.contains("--yes")), (2, true), "{}", nobody.stderr);
+    let done = sandbox.lathe(&["update", "m", "--policy-dir", "mine", "-y", "-o", "json"]).json();
+    assert_eq!(done["applied"], true);
+    let after = manifest(&sandbox, "m");
+    let tensors = |manifest: &Value| -> Vec<Value> {
+        let layers = manifest["layers"].as_array().unwrap();
+        layers.iter().filter(|layer| layer["mediaType"] != POLICY).cloned().collect()
+    };
+    assert_eq!(tensors(&after), tensors(&before));
+    assert!(policies_of(&sandbox, "m")[0].1.contains("gelu"));
+    assert_eq!(config_blob(&sandbox, "m")["requires"], "0.15.0");
+    let settled = sandbox.lathe(&["update", "m", "--policy-dir", "mine"]).ok();
+    assert!(settled.contains("has this policy already"), "{settled}");
+    // And back again, to the very same manifest.
+    sandbox.lathe(&["update", "m", "-y", "--no-smoke"]).ok();
+    assert_eq!(manifest(&sandbox, "m"), before);
+}
+
+#[test]
+fn an_update_gives_a_model_from_before_its_policy_and_mends_its_names() {
+    let sandbox = Sandbox::new();
+    model_of(&sandbox, "Qwen3ForCausalLM", "x");
+    sandbox
+        .lathe_with(&["create", "m", "-f", "-", "--no-smoke"], "FROM model\nRENDERER qwen3\n")
+        .ok();
+    assert_eq!(config_blob(&sandbox, "m")["renderer"], "qwen3");
+    // What a Modelfile said stays where that can be told.
+    let kept = sandbox.lathe(&["update", "m", "-y"]).ok();
+    assert!(kept.contains("has this policy already"), "{kept}");
+    strip(&sandbox, "m");
+    let note = sandbox.lathe(&["policy", "show", "--of", "m"]);
+    assert!(note.stderr.contains("carries no policy yet"), "{}", note.stderr);
+    let done = sandbox.lathe(&["update", "m", "-y", "--no-smoke"]).ok();
+    assert!(done.contains("renderer: qwen3 → qwen3-coder"), "{done}");
+    assert_eq!(config_blob(&sandbox, "m")["renderer"], "qwen3-coder");
+    assert_eq!(policies_of(&sandbox, "m").len(), 1);
+}
+
+/// A parser of a policy folder goes with the model.
+#[test]
+fn a_parser_of_a_policy_folder_is_carried_and_counts_among_the_capabilities() {
+    let sandbox = Sandbox::new();
+    model_of(&sandbox, "MineForCausalLM", "x");
+    let parser = "name: mine\nthinking: {open: \"<a>\", close: \"</a>\"}\n\
+                  tools: [{open: \"[\", close: \"]\", form: function-tags}]\n";
+    sandbox.file("mine/parsers/mine.yaml", parser);
+    sandbox.file(
+        "mine/mine.yaml",
+        "name: mine\nextends: llama\nmatch: {architectures: [MineForCausalLM]}\nparser: mine\n",
+    );
+    sandbox.lathe(&["create", "m", "model", "--policy-dir", "mine", "--no-smoke"]).ok();
+    let config = config_blob(&sandbox, "m");
+    assert_eq!(config["capabilities"], json!(["completion", "tools", "thinking"]));
+    let (_, text) = policies_of(&sandbox, "m").remove(0);
+    let carried = stored::read("m", text.as_bytes()).unwrap();
+    assert_eq!(carried.file.parsers[0].name, "mine");
+    let policy = Policy::compile(vec![carried]).unwrap();
+    assert_eq!(policy.answers("mine", &[]).unwrap().thinking.unwrap().open, "<a>");
+}
