@@ -34,7 +34,8 @@ const LONG: Duration = Duration::from_millis(400);
 struct Huge(*mut u8, Layout);
 
 impl Huge {
-    fn new(fill: u8, length: usize) -> Huge {
+    /// Of what `fill` gives for each byte.
+    fn new(length: usize, mut fill: impl FnMut(usize) -> u8) -> Huge {
         let layout = Layout::from_size_align(length.max(1), 2 << 20).expect("a small length");
         // SAFETY: not empty.
         let start = unsafe { alloc(layout) };
@@ -48,8 +49,10 @@ impl Huge {
             // SAFETY: this memory is ours; the advice changes no contents.
             unsafe { madvise(start, layout.size(), HUGE_PAGES) };
         }
-        // SAFETY: as long as the layout.
-        unsafe { start.write_bytes(fill, layout.size()) };
+        for at in 0..layout.size() {
+            // SAFETY: as long as the layout.
+            unsafe { start.add(at).write(fill(at)) };
+        }
         Huge(start, layout)
     }
 
@@ -66,6 +69,39 @@ impl Drop for Huge {
     fn drop(&mut self) {
         // SAFETY: allocated so.
         unsafe { dealloc(self.0, self.1) }
+    }
+}
+
+/// Bytes that look random.
+fn random() -> impl FnMut() -> u8 {
+    let mut state = 1_u64;
+    move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 56) as u8
+    }
+}
+
+/// Elements of all sizes that matrices of a form have: what processors take longer for shows.
+fn elements(form: Form) -> impl FnMut(usize) -> u8 {
+    let mut random = random();
+    move |at| match (form, at % (form.bits() / 8).max(1)) {
+        // Numbers of about a hundredth.
+        (Form::F32, 3) | (Form::Bf16, 1) => random() & 0x80 | 0x3c,
+        (Form::F16, 1) => random() & 0x80 | 0x20,
+        // E4M3's two patterns that are no numbers.
+        (Form::Mxfp8, _) => Some(random()).filter(|byte| byte & 0x7f != 0x7f).unwrap_or(0),
+        _ => random(),
+    }
+}
+
+/// Scales as of weights of a few hundredths.
+fn scales_of(form: Form) -> impl FnMut(usize) -> u8 {
+    let mut random = random();
+    move |at| match form {
+        Form::Mxfp4 | Form::Mxfp8 => 115 + random() % 8,
+        Form::Nvfp4 => random() % 16,
+        Form::Affine { scales, .. } if at % scales.bytes() == scales.bytes() - 1 => 0x3b,
+        _ => random(),
     }
 }
 
@@ -103,7 +139,7 @@ fn main() {
 fn attention(rows: usize, cached: bool) {
     let (width, bytes) = (64, 2 * 3 * rows * 64 * 4);
     let count = if cached { 1 } else { ALL / bytes };
-    let data = Huge::new(0, count * bytes);
+    let data = Huge::new(count * bytes, |_| 0);
     let query = vec![0.5f32; 9 * width];
     let q = Heads { data: &query, heads: 9, rows: 1, width, stride: width };
     let sight = Sight { scale: 0.125, first: rows - 1, cap: None, window: None, sinks: None };
@@ -132,13 +168,13 @@ fn measure(form: Form, rows: usize, columns: usize, cached: bool) {
     let n = rows * columns;
     let bytes = n * form.bits() / 8;
     let count = if cached { 1 } else { (ALL / bytes).max(1) };
-    let weight = Huge::new(0x35, bytes * count);
+    let weight = Huge::new(bytes * count, elements(form));
     let (group, of_scale) = form.group().unwrap_or((1, 0));
-    let fill = if form == Form::Nvfp4 { 0x38u8 } else { 0x3f };
     let companions = n / group * of_scale;
-    let scales = Huge::new(fill, companions * count);
+    let scales = Huge::new(companions * count, scales_of(form));
     let with_biases = if matches!(form, Form::Affine { .. }) { companions } else { 0 };
-    let x = vec![0.5f32; columns];
+    let mut random = random();
+    let x: Vec<f32> = (0..columns).map(|_| (f32::from(random()) - 127.5) / 100.0).collect();
     let mut out = vec![0f32; rows];
     let run = (RUN / if cached { 4 } else { 1 } / (n * form.bits() / 8)).max(1);
     let mut best = f64::MAX;

@@ -12,6 +12,7 @@
 mod attention;
 mod codec;
 mod elements;
+mod instructions;
 mod rows;
 mod team;
 #[cfg(target_arch = "x86_64")]
@@ -19,6 +20,7 @@ mod x86;
 
 pub use attention::{Heads, Sight, attend};
 pub use elements::{Gate, RowNorm, Strided, Turn, heads, rms_norm};
+pub use instructions::Instructions;
 pub use team::in_parallel;
 
 /// How the elements of a matrix are stored. Rows follow each other without gaps; the elements of

@@ -108,8 +108,8 @@ impl<'a> Rows<'a> {
         Rows::in_order(x, columns, form)
     }
 
-    /// The same for [`Rows::product`] on any processor.
-    pub fn in_order(x: &'a [f32], columns: usize, form: Form) -> Rows<'a> {
+    /// As it is.
+    fn in_order(x: &'a [f32], columns: usize, form: Form) -> Rows<'a> {
         let (count, sums) = (x.len() / columns, sums_of(x, form));
         Rows { x: x.into(), start: 0, count, columns, sums, planar: false }
     }
@@ -119,28 +119,6 @@ impl<'a> Rows<'a> {
     /// # Safety
     /// `out` has these rows and columns, and no other thread writes them.
     pub unsafe fn product(&self, matrix: &Matrix, out: Columns, first: usize) {
-        // SAFETY: as the caller says.
-        unsafe { self.product_with(matrix, out, first, call) }
-    }
-
-    /// The same on any processor, of rows that are in order.
-    #[cfg(test)]
-    pub fn product_portably(&self, matrix: &Matrix, out: &mut [f32]) {
-        assert!(!self.planar && out.len() == self.count * matrix.rows);
-        let out = Columns { start: out.as_mut_ptr(), stride: matrix.rows };
-        // SAFETY: as long as it must be, and lent to this alone.
-        unsafe { self.product_with(matrix, out, 0, call_portable) }
-    }
-
-    /// # Safety
-    /// As [`Rows::product`].
-    unsafe fn product_with(
-        &self,
-        matrix: &Matrix,
-        out: Columns,
-        first: usize,
-        with: fn(&Matrix, Work),
-    ) {
         let Rows { x, start, count, columns, sums, .. } = self;
         let x = &x[*start..];
         assert_eq!(*columns, matrix.columns, "columns");
@@ -157,7 +135,7 @@ impl<'a> Rows<'a> {
                 unsafe { super::x86::planar::product(x, sums, matrix, to) };
                 continue;
             }
-            with(matrix, Work::Dot { x, sums, to });
+            call(matrix, Work::Dot { x, sums, to });
         }
     }
 }
@@ -193,12 +171,6 @@ pub fn expand(matrix: &Matrix, out: &mut [f32]) {
     call(matrix, Work::Spread { out });
 }
 
-/// The same on any processor.
-#[cfg(test)]
-pub fn expand_portably(matrix: &Matrix, out: &mut [f32]) {
-    call_portable(matrix, Work::Spread { out });
-}
-
 /// What is to be done with a matrix.
 pub enum Work<'a> {
     /// Products with at most [`MOST`] rows of `x`.
@@ -209,14 +181,10 @@ pub enum Work<'a> {
 
 fn call(matrix: &Matrix, work: Work) {
     #[cfg(target_arch = "x86_64")]
-    if super::x86::there() {
+    if super::x86::chosen() {
         // SAFETY: the instruction set is there.
         return unsafe { super::x86::by_form(matrix, work) };
     }
-    call_portable(matrix, work);
-}
-
-fn call_portable(matrix: &Matrix, work: Work) {
     // SAFETY: needs nothing.
     unsafe { by_form::<Portable>(matrix, work) }
 }

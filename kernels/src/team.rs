@@ -97,6 +97,8 @@ fn team() -> &'static Team {
 /// # Panics
 /// When `work` does.
 pub fn in_parallel(count: usize, worth: bool, work: &Work) {
+    #[cfg(test)]
+    let work: &Work = &crate::tests::environment::carried(work);
     if worth && count > 1 && threads() > 1 {
         let team = team();
         let lead = match team.lead.try_lock() {

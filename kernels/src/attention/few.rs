@@ -93,7 +93,7 @@ fn mix(weights: &[f32], values: &[f32], rows: usize, out: &mut [f32]) {
     assert_eq!(values.len() * rows * rows, weights.len() * out.len(), "values");
     assert!(weights.len().is_multiple_of(rows) && out.len().is_multiple_of(rows), "rows");
     #[cfg(target_arch = "x86_64")]
-    if super::super::x86::there() {
+    if super::super::x86::chosen() {
         // SAFETY: the instruction set is there, and lengths are checked.
         return unsafe { super::super::x86::mix(weights, values, rows, out) };
     }

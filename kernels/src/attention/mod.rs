@@ -186,7 +186,7 @@ fn bend(scores: &mut [f32], cap: Option<f32>) {
 /// [`exponentials_with`] with what the processor has.
 fn exponentials(scores: &mut [f32], sink: Option<f32>) -> (f32, f32) {
     #[cfg(target_arch = "x86_64")]
-    if super::x86::there() {
+    if super::x86::chosen() {
         // SAFETY: the instruction set is there.
         return unsafe { super::x86::exponentials(scores, sink) };
     }

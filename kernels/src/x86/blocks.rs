@@ -2,7 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use crate::codec::{Bf16, E4M3_FACTOR, F16, F32, Fp4, Fp8, Whole};
+use super::E4M3_IN_HALF;
+use crate::codec::{Bf16, E4M3_FACTOR, EXPONENT, F16, F32, Fp4, Fp8, Whole};
 
 /// Elements that are decoded together: `PLANES` vectors of eight.
 pub trait Block {
@@ -12,12 +13,8 @@ pub trait Block {
     const BYTES: usize;
     /// What elements are too small by.
     const FACTOR: f32 = 1.0;
-    /// What all elements are too large by; such blocks share no scales.
-    const RAISED: f32 = 0.0;
     /// Elements of a block.
     const ELEMENTS: usize = 8 * Self::PLANES;
-    /// Floats of arranged `x` for a block: where elements are raised, a vector takes that out.
-    const ARRANGED: usize = Self::ELEMENTS + if Self::RAISED == 0.0 { 0 } else { 8 };
     /// What the planes are made of.
     type Words: Copy;
     /// # Safety
@@ -99,43 +96,50 @@ impl<const BITS: usize> Block for Whole<BITS> {
 /// Bits before the first element of an odd lane, where elements have 5.
 const ODD_SHIFT: usize = 4;
 
-/// A table gives bytes of twice each number and 12, which are never negative, so that masks decode
-/// them as whole numbers: each lane has the even elements of an eighth, then the odd ones.
+/// Two tables give the two bytes that a number has as a bfloat16. Its lanes are those of four
+/// bytes of each half of the block's eighths in turn, so that each has elements of one eighth.
 impl Block for Fp4 {
     const PLANES: usize = 8;
     const BYTES: usize = 32;
-    const FACTOR: f32 = 0.5;
-    const RAISED: f32 = 12.0;
     type Words = __m256i;
 
     #[inline(always)]
     unsafe fn words(from: *const u8) -> __m256i {
         // SAFETY: as the caller says.
-        unsafe { _mm256_loadu_si256(from.cast()) }
+        unsafe { _mm256_shuffle_epi32::<0b11_01_10_00>(_mm256_loadu_si256(from.cast())) }
     }
 
     #[inline(always)]
     unsafe fn plane<const P: usize>(words: __m256i) -> __m256 {
         // SAFETY: as the caller says.
         unsafe {
-            let table = _mm256_broadcastsi128_si256(_mm_setr_epi8(
-                12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0,
+            let upper = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+                0, 63, 63, 63, 64, 64, 64, 64, -128, -65, -65, -65, -64, -64, -64, -64,
+            ));
+            let lower = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+                0, 0, -128, -64, 0, 64, -128, -64, 0, 0, -128, -64, 0, 64, -128, -64,
             ));
             let fours = if P < 4 { words } else { _mm256_srli_epi32::<4>(words) };
             let fours = _mm256_and_si256(fours, _mm256_set1_epi8(15));
-            let bytes = _mm256_shuffle_epi8(table, fours);
-            let mask = _mm256_set1_epi32(255 << (P % 4 * 8));
-            _mm256_cvtepi32_ps(_mm256_and_si256(bytes, mask))
+            let (upper, lower) =
+                (_mm256_shuffle_epi8(upper, fours), _mm256_shuffle_epi8(lower, fours));
+            let both = if P % 4 < 2 {
+                _mm256_unpacklo_epi8(lower, upper)
+            } else {
+                _mm256_unpackhi_epi8(lower, upper)
+            };
+            half_of(both, P % 2 == 1)
         }
     }
 
     fn place(plane: usize, lane: usize) -> (usize, f32) {
-        let byte = plane % 4;
-        (8 * lane + 2 * byte + plane / 4, (1 << (8 * byte)) as f32)
+        let byte = lane / 2 * 8 + plane % 4 / 2 * 4 + lane % 2 * 2 + plane % 2;
+        (2 * byte + plane / 4, 1.0)
     }
 }
 
-/// The sign at its place, and exponent and fraction in a single's, too small by 2^120.
+/// In the place of a half, too small by 2^8: the even bytes are planes 0 and 1, the odd ones 2
+/// and 3.
 impl Block for Fp8 {
     const PLANES: usize = 4;
     const BYTES: usize = 32;
@@ -152,16 +156,18 @@ impl Block for Fp8 {
     unsafe fn plane<const P: usize>(words: __m256i) -> __m256 {
         // SAFETY: as the caller says.
         unsafe {
-            let at_top = match P {
-                0 => _mm256_slli_epi32::<24>(words),
-                1 => _mm256_slli_epi32::<16>(words),
-                2 => _mm256_slli_epi32::<8>(words),
-                _ => words,
-            };
-            let spread = _mm256_srai_epi32::<4>(at_top);
-            let kept = _mm256_set1_epi32(0x87f0_0000_u32.cast_signed());
-            _mm256_castsi256_ps(_mm256_and_si256(spread, kept))
+            let at_top = if P < 2 { _mm256_slli_epi16::<8>(words) } else { words };
+            let kept = _mm256_set1_epi16(E4M3_IN_HALF);
+            let halves = _mm256_and_si256(_mm256_srai_epi16::<1>(at_top), kept);
+            _mm256_cvtph_ps(match P % 2 {
+                0 => _mm256_castsi256_si128(halves),
+                _ => _mm256_extracti128_si256::<1>(halves),
+            })
         }
+    }
+
+    fn place(plane: usize, lane: usize) -> (usize, f32) {
+        (plane % 2 * 16 + lane * 2 + plane / 2, 1.0)
     }
 }
 
@@ -179,7 +185,13 @@ impl Block for Bf16 {
     #[inline(always)]
     unsafe fn plane<const P: usize>(from: *const u8) -> __m256 {
         // SAFETY: as the caller says.
-        unsafe { half_of(_mm256_loadu_si256(from.add(P / 2 * 32).cast()), P % 2 == 1) }
+        unsafe {
+            let words = _mm256_loadu_si256(from.add(P / 2 * 32).cast());
+            let exponent = _mm256_set1_epi16((EXPONENT >> 16) as i16);
+            let exponents = _mm256_and_si256(words, exponent);
+            let subnormal = _mm256_cmpeq_epi16(exponents, _mm256_setzero_si256());
+            half_of(_mm256_andnot_si256(subnormal, words), P % 2 == 1)
+        }
     }
 
     fn place(plane: usize, lane: usize) -> (usize, f32) {
@@ -221,7 +233,7 @@ impl Block for F32 {
     #[inline(always)]
     unsafe fn plane<const P: usize>(from: *const u8) -> __m256 {
         // SAFETY: as the caller says.
-        unsafe { _mm256_loadu_ps(from.add(P * 32).cast()) }
+        unsafe { super::normal(_mm256_loadu_si256(from.add(P * 32).cast())) }
     }
 
     fn place(plane: usize, lane: usize) -> (usize, f32) {

@@ -6,15 +6,20 @@ mod scales;
 
 use std::arch::x86_64::*;
 
-use super::codec::{Bf16, Codec, E2M1, Eight, F16, F32, Fp4, Fp8, Whole};
+use super::codec::{Bf16, Codec, E2M1, EXPONENT, Eight, F16, F32, Fp4, Fp8, Whole};
 use super::rows::{self, Decodes, DecodesAll, Isa, Work};
-use super::{Matrix, attention};
+use super::{Instructions, Matrix, attention};
 
 /// Whether this processor has them.
 pub fn there() -> bool {
     is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("fma")
         && is_x86_feature_detected!("f16c")
+}
+
+/// Whether they are used.
+pub fn chosen() -> bool {
+    Instructions::chosen() == Instructions::Avx2
 }
 
 /// [`rows::by_form`] with them.
@@ -103,11 +108,11 @@ macro_rules! decodes {
 }
 
 decodes! {
-    F32: |p| _mm256_loadu_ps(p.cast());
+    F32: |p| normal(_mm256_loadu_si256(p.cast()));
     F16: |p| _mm256_cvtph_ps(_mm_loadu_si128(p.cast()));
     Bf16: |p| {
         let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
-        _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))
+        normal(_mm256_slli_epi32(wide, 16))
     };
     Whole<4>: |p| {
         let shifted = nibbles(p);
@@ -122,10 +127,9 @@ decodes! {
         _mm256_or_ps(magnitude, _mm256_castsi256_ps(sign))
     };
     Fp8: |p| {
-        let wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()));
-        let sign = _mm256_slli_epi32(_mm256_and_si256(wide, _mm256_set1_epi32(0x80)), 24);
-        let rest = _mm256_slli_epi32(_mm256_and_si256(wide, _mm256_set1_epi32(0x7f)), 20);
-        _mm256_castsi256_ps(_mm256_or_si256(sign, rest))
+        let wide = _mm_slli_epi16::<7>(_mm_cvtepi8_epi16(_mm_loadl_epi64(p.cast())));
+        // The sign stands twice.
+        _mm256_cvtph_ps(_mm_and_si128(wide, _mm_set1_epi16(E4M3_IN_HALF)))
     };
     Whole<2>: |p| eighths::<2>(word16(p));
     Whole<3>: |p| eighths::<3>(word16(p) | u64::from(p.add(2).read()) << 16);
@@ -134,6 +138,23 @@ decodes! {
 }
 
 impl DecodesAll for Avx2 {}
+
+/// The bits of a half that an E4M3 takes.
+const E4M3_IN_HALF: i16 = 0xbf80_u16.cast_signed();
+
+/// Singles, and zeros where they would be subnormal.
+///
+/// # Safety
+/// AVX2.
+#[inline(always)]
+unsafe fn normal(bits: __m256i) -> __m256 {
+    // SAFETY: as the caller says.
+    unsafe {
+        let exponents = _mm256_and_si256(bits, _mm256_set1_epi32(EXPONENT.cast_signed()));
+        let subnormal = _mm256_cmpeq_epi32(exponents, _mm256_setzero_si256());
+        _mm256_castsi256_ps(_mm256_andnot_si256(subnormal, bits))
+    }
+}
 
 /// Four bytes in each lane, shifted so that lane i's lowest bits are nibble i.
 ///

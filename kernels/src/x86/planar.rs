@@ -57,10 +57,14 @@ trait Visit: Sized {
     }
 }
 
+/// Where `x` is less, it is zero: made as much smaller as some elements are larger, it would be
+/// subnormal.
+const LEAST: f32 = f32::MIN_POSITIVE * (1 << 28) as f32;
+
 /// `x` in the order of planes, from an element on; `None` where products with such a matrix are
 /// made otherwise.
 pub fn arrange(x: &[f32], columns: usize, form: Form) -> Option<(Vec<f32>, usize)> {
-    if super::there() { Arrange { x, columns }.form(form).flatten() } else { None }
+    if super::chosen() { Arrange { x, columns }.form(form).flatten() } else { None }
 }
 
 struct Arrange<'a> {
@@ -82,17 +86,13 @@ impl Visit for Arrange<'_> {
         }
         let blocks = self.x.chunks_exact(B::ELEMENTS);
         // A vector that lies across two lines of a cache is read twice.
-        let mut arranged = vec![0.0; blocks.len() * B::ARRANGED + 8];
+        let mut arranged = vec![0.0; blocks.len() * B::ELEMENTS + 8];
         let start = arranged.as_ptr().align_offset(32).min(8);
-        arranged.truncate(start + blocks.len() * B::ARRANGED);
-        for (from, to) in blocks.zip(arranged[start..].chunks_exact_mut(B::ARRANGED)) {
-            let (to, lowered) = to.split_at_mut(B::ELEMENTS);
-            for (to, (element, factor)) in to.iter_mut().zip(&places) {
-                *to = from[*element] * factor;
-            }
-            for (lane, lowered) in lowered.iter_mut().enumerate() {
-                let eighth = &from[lane * B::PLANES..(lane + 1) * B::PLANES];
-                *lowered = -B::RAISED * eighth.iter().sum::<f32>();
+        arranged.truncate(start + blocks.len() * B::ELEMENTS);
+        for (from, to) in blocks.zip(arranged[start..].chunks_exact_mut(B::ELEMENTS)) {
+            for (to, &(element, factor)) in to.iter_mut().zip(&places) {
+                let x = from[element];
+                *to = if x.abs() < LEAST { 0.0 } else { x * factor };
             }
         }
         Some((arranged, start))
@@ -124,7 +124,7 @@ impl Visit for Product<'_> {
         let blocks = self.matrix.columns / B::ELEMENTS;
         let together = together.min(blocks);
         let shape = Shape { blocks, together, scales: blocks / together };
-        let arranged = blocks * B::ARRANGED;
+        let arranged = blocks * B::ELEMENTS;
         // SAFETY: as the type says.
         unsafe {
             match self.x.len() / arranged {
@@ -191,7 +191,7 @@ impl Product<'_> {
         shape: &Shape,
     ) {
         let Product { x, sums, matrix, to } = self;
-        let (arranged, row_bytes) = (shape.blocks * B::ARRANGED, shape.blocks * B::BYTES);
+        let (arranged, row_bytes) = (shape.blocks * B::ELEMENTS, shape.blocks * B::BYTES);
         let row_scales = shape.scales * S::BYTES;
         let groups = sums.len() / N;
         // SAFETY: a row has so many blocks, scales for each `together`, and biases for each group;
@@ -205,14 +205,6 @@ impl Product<'_> {
             let mut totals = [[_mm256_setzero_ps(); N]; M];
             for _ in 0..shape.scales {
                 let mut chains = [[[_mm256_setzero_ps(); C]; N]; M];
-                if B::RAISED != 0.0 {
-                    for j in 0..M {
-                        for i in 0..N {
-                            let lowered = x.add(i * arranged + B::ELEMENTS);
-                            chains[j][i][0] = _mm256_loadu_ps(lowered);
-                        }
-                    }
-                }
                 for _ in 0..shape.together {
                     let mut words = [B::words(weights); M];
                     for j in 0..M {
@@ -224,7 +216,7 @@ impl Product<'_> {
                     steps!((words, x, arranged, &mut chains) 0 1 2 3 4 5 6 7);
                     weights = weights.add(B::BYTES);
                     ahead = ahead.wrapping_add(M * B::BYTES);
-                    x = x.add(B::ARRANGED);
+                    x = x.add(B::ELEMENTS);
                 }
                 for j in 0..M {
                     let scale = S::of(scales.add(j * row_scales));
@@ -238,7 +230,7 @@ impl Product<'_> {
                 }
                 scales = scales.add(S::BYTES);
             }
-            let factor = B::FACTOR * matrix.factor;
+            let factor = B::FACTOR * S::FACTOR * matrix.factor;
             for j in 0..M {
                 let row = row + j;
                 let biases = matrix.biases.as_ptr().add(row * groups * S::Biases::BYTES);

@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
+use super::E4M3_IN_HALF;
 use crate::codec::{Bf16, E4M3_FACTOR, Scale, Single};
 
 /// Scales and biases of whole numbers, as they are stored.
@@ -55,8 +56,10 @@ pub trait Lanes {
     const BYTES: usize;
     /// How biases are stored, where there are any.
     type Biases: Stored;
+    /// What they are too small by.
+    const FACTOR: f32 = 1.0;
     /// # Safety
-    /// So many bytes at `from`, and AVX2.
+    /// So many bytes at `from`, AVX2 and F16C.
     unsafe fn of(from: *const u8) -> __m256;
 }
 
@@ -96,9 +99,10 @@ impl<S: Stored> Lanes for Halves<S> {
 }
 
 macro_rules! lanes {
-    ($($name:ident, $bytes:literal, |$from:ident| $body:expr;)+) => {$(
+    ($($name:ident, $bytes:literal, $factor:expr, |$from:ident| $body:expr;)+) => {$(
         impl Lanes for $name {
             const BYTES: usize = $bytes;
+            const FACTOR: f32 = $factor;
             type Biases = Single;
 
             #[inline(always)]
@@ -111,33 +115,28 @@ macro_rules! lanes {
 }
 
 lanes! {
-    Unscaled, 0, |_from| _mm256_set1_ps(1.0);
-    Power, 1, |from| power(_mm256_set1_epi32(i32::from(*from)));
-    Powers, 2, |from| {
+    Unscaled, 0, 1.0, |_from| _mm256_set1_ps(1.0);
+    Power, 1, 1.0, |from| power(_mm256_set1_epi32(i32::from(*from)));
+    Powers, 2, 1.0, |from| {
         let both = _mm256_set1_epi16(from.cast::<i16>().read_unaligned());
         let order = _mm256_setr_m128i(_mm_set1_epi32(0x8080_8000_u32.cast_signed()), _mm_set1_epi32(0x8080_8001_u32.cast_signed()));
         power(_mm256_shuffle_epi8(both, order))
     };
-    Quarters, 4, |from| {
-        let all = _mm256_set1_epi32(from.cast::<i32>().read_unaligned());
-        // Each at the top of its words.
-        let order = _mm256_add_epi32(_mm256_set1_epi32(0x0080_8080), _mm256_setr_epi32(0, 0, 1 << 24, 1 << 24, 2 << 24, 2 << 24, 3 << 24, 3 << 24));
-        let spread = _mm256_srai_epi32::<4>(_mm256_shuffle_epi8(all, order));
-        let small = _mm256_and_si256(spread, _mm256_set1_epi32(0x87f0_0000_u32.cast_signed()));
-        _mm256_mul_ps(_mm256_castsi256_ps(small), _mm256_set1_ps(E4M3_FACTOR))
+    Quarters, 4, E4M3_FACTOR, |from| {
+        let four = _mm_cvtsi32_si128(from.cast::<i32>().read_unaligned());
+        // Each in the upper bytes of two halves.
+        let order = _mm_setr_epi8(-1, 0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3);
+        let spread = _mm_srai_epi16::<1>(_mm_shuffle_epi8(four, order));
+        _mm256_cvtph_ps(_mm_and_si128(spread, _mm_set1_epi16(E4M3_IN_HALF)))
     };
 }
 
-/// 2^(word - 127).
+/// 2^(word - 127), and zero where that is below the normal range.
 ///
 /// # Safety
 /// AVX2.
 #[inline(always)]
 unsafe fn power(words: __m256i) -> __m256 {
     // SAFETY: as the caller says.
-    unsafe {
-        // 2^-127 is the one that a single writes otherwise, and less than the others.
-        let bits = _mm256_slli_epi32::<23>(words);
-        _mm256_castsi256_ps(_mm256_max_epi32(bits, _mm256_set1_epi32(1 << 22)))
-    }
+    unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<23>(words)) }
 }
