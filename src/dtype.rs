@@ -75,6 +75,11 @@ dtypes! {
 }
 
 impl Dtype {
+    /// What its values are cast to before they are quantized: formats have no scales of F64.
+    pub fn quantized_from(self) -> Dtype {
+        if self == Dtype::F64 { Dtype::F32 } else { self }
+    }
+
     /// Whether it is a float of 16 bits or more.
     pub fn is_float(self) -> bool {
         self.class() == DtypeClass::Float

@@ -51,6 +51,10 @@ codes! {
     NoWeights = "no-weights",
     /// An image-generation (diffusers) folder, which is out of scope.
     ImageModel = "image-model",
+    /// What was given is a file of a model, an adapter, a cache or another program's weights.
+    NotAModel = "not-a-model",
+    /// A file of the folder stands for one that was not downloaded.
+    NotDownloaded = "not-downloaded",
     /// The shard index is invalid or disagrees with the shards.
     BadIndex = "bad-index",
     /// A shard named by the index or by its siblings is missing.
@@ -112,6 +116,8 @@ codes! {
     NotFinite = "not-finite",
     /// The tensor is re-quantized with loss.
     Requantized = "re-quantized",
+    /// Less than half of the weights that a format was asked for are quantized.
+    LittleQuantized = "little-quantized",
     /// Ollama cannot read this format.
     OllamaCannotRead = "ollama-cannot-read",
     /// The model has no chat template that lathe can use.

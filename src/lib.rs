@@ -41,6 +41,7 @@ pub mod read;
 pub mod sample;
 pub mod schema;
 pub mod store;
+pub mod table;
 #[cfg(feature = "mlx")]
 pub mod tokenizer;
 pub mod update;

@@ -12,10 +12,13 @@ use serde_json::Value;
 
 use super::file::ClaimsFile;
 use super::paths::{ConfigPath, Roots};
-use crate::read::Inventory;
+use crate::read::{Inventory, TensorInfo};
 
 /// The claims of one model.
 pub struct Claims<'a> {
+    file: &'a ClaimsFile,
+    /// Modules that have settings of their own in the config.
+    overridden: Vec<String>,
     ignored: Modules,
     targeted: Modules,
     schemes: Vec<(Modules, &'a Value)>,
@@ -25,6 +28,8 @@ pub struct Claims<'a> {
 
 /// A set of modules as configs name them.
 struct Modules {
+    /// The names, patterns and globs as they stand in the config.
+    words: Vec<String>,
     /// Names, without the words that producers disagree on.
     names: HashSet<String>,
     patterns: RegexSet,
@@ -62,7 +67,15 @@ impl<'a> Claims<'a> {
                 schemes.push((Modules::new(targets.into_iter(), file), group));
             }
         }
+        let of_module = |(key, value): (&'a String, &'a Value)| {
+            let is = key.contains('.') && (value.is_object() || value.is_boolean());
+            is.then(|| key.clone())
+        };
+        let objects = file.overrides.iter().flat_map(|path| borrowed(&inventory.config, path));
+        let overridden = objects.filter_map(Value::as_object).flatten().filter_map(of_module);
         Claims {
+            file,
+            overridden: overridden.collect(),
             ignored: collect(&file.ignored),
             targeted: collect(&file.targeted),
             schemes,
@@ -102,6 +115,39 @@ impl<'a> Claims<'a> {
         promised && self.ignored.find(&names) == Named::No
     }
 
+    /// The words of the config that name nothing of these tensors, with what it says of them.
+    pub fn in_vain(&self, tensors: &[TensorInfo]) -> Vec<(&'static str, Vec<String>)> {
+        let told = [
+            ("has settings of their own for", &self.overridden),
+            ("leaves unquantized", &self.ignored.words),
+            ("quantizes", &self.targeted.words),
+        ];
+        let habitual = globs(self.file.habitual.iter().map(String::as_str));
+        let mut open: Vec<(usize, &String, Modules)> = Vec::new();
+        for (n, (_, words)) in told.iter().enumerate() {
+            for word in words.iter().filter(|word| !habitual.is_match(word.as_str())) {
+                if !open.iter().any(|(m, known, _)| (*m, *known) == (n, word)) {
+                    open.push((n, word, Modules::new(std::iter::once(word.clone()), self.file)));
+                }
+            }
+        }
+        open.retain(|(_, _, modules)| !modules.class);
+        for tensor in tensors {
+            if open.is_empty() {
+                break;
+            }
+            let module =
+                tensor.name.rsplit_once('.').map_or(tensor.name.as_str(), |(module, _)| module);
+            let names = self.names(module);
+            open.retain(|(_, _, modules)| modules.find(&names) == Named::No);
+        }
+        let in_vain = told.iter().enumerate().map(|(n, (says, _))| {
+            let words = open.iter().filter(|(m, ..)| *m == n).map(|(_, word, _)| (*word).clone());
+            (*says, words.collect::<Vec<_>>())
+        });
+        in_vain.filter(|(_, words)| !words.is_empty()).collect()
+    }
+
     /// Whether there is anything to compare with.
     pub fn is_empty(&self) -> bool {
         self.ignored.is_empty() && self.targeted.is_empty()
@@ -131,7 +177,9 @@ impl Modules {
     fn new(words: impl Iterator<Item = String>, file: &ClaimsFile) -> Modules {
         let (mut names, mut patterns, mut globbed, mut class) =
             (HashSet::new(), Vec::new(), Vec::new(), false);
+        let mut all = Vec::new();
         for word in words {
+            all.push(word.clone());
             if let Some(pattern) = word.strip_prefix("re:") {
                 // As Python's `re.match`: from the start, not to the end.
                 patterns.push(format!("^(?:{pattern})"));
@@ -146,6 +194,7 @@ impl Modules {
         // A pattern that is none names nothing; its module is judged by its tensors alone.
         let patterns = patterns.into_iter().filter(|p| regex::Regex::new(p).is_ok());
         Modules {
+            words: all,
             names,
             patterns: RegexSet::new(patterns).unwrap_or_else(|_| RegexSet::empty()),
             globs: globs(globbed.iter().map(String::as_str)),
@@ -178,7 +227,7 @@ impl Modules {
 }
 
 /// Globs as Python's fnmatch has them: `*` crosses dots.
-fn globs<'g>(words: impl Iterator<Item = &'g str>) -> GlobSet {
+pub fn globs<'g>(words: impl Iterator<Item = &'g str>) -> GlobSet {
     let mut builder = GlobSetBuilder::new();
     words.filter_map(|word| Glob::new(word).ok()).for_each(|glob| {
         builder.add(glob);

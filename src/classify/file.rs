@@ -220,7 +220,7 @@ pub struct Integers {
 }
 
 /// The typed form of `policies/sources/claims.yaml`: where configs claim what is quantized.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClaimsFile {
     /// What this is.
@@ -237,10 +237,45 @@ pub struct ClaimsFile {
     pub classless: Vec<String>,
     /// Leading words on which producers disagree, such as `model.language_model.`.
     pub prefixes: Vec<String>,
+    /// Paths to objects some of whose keys are modules with settings of their own.
+    pub overrides: Vec<String>,
+    /// What configs name out of habit, as globs: nothing is said where the folder lacks it.
+    pub habitual: Vec<String>,
     /// Sizes by name of the author's choice: config paths, any of which may hold it.
     pub sizes: IndexMap<String, Vec<String>>,
     /// What the sides of stacked weights are; the first that matches counts.
     pub sides: Vec<Side>,
+}
+
+/// The typed form of `policies/sources/quantizers.yaml`: what configs call the program that
+/// quantized the weights.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct QuantizersFile {
+    /// What this is.
+    pub because: String,
+    /// Config paths where the program's name may stand; the first that is there counts.
+    pub claims: Vec<String>,
+    /// What to take in place of weights that cannot be read.
+    pub instead: String,
+    /// Names whose weights the layouts recognise.
+    pub read: Vec<String>,
+    /// Programs whose weights cannot be read.
+    pub refused: Vec<Quantizer>,
+}
+
+/// A program whose weights cannot be read.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Quantizer {
+    /// The name that its users know.
+    pub name: String,
+    /// What configs call it.
+    pub methods: Vec<String>,
+    /// Globs over names of tensors that only it writes.
+    pub marks: Vec<String>,
+    /// What its tensors hold, in a few words.
+    pub holds: String,
 }
 
 /// The sides of stacked weights of one kind.

@@ -7,7 +7,9 @@ use indexmap::IndexMap;
 use regex::Regex;
 
 use super::dims::Pattern;
-use super::file::{ClaimsFile, Companion, Decode, Global, Integers, Keep, Size, SourceFile};
+use super::file::{
+    ClaimsFile, Companion, Decode, Global, Integers, Keep, QuantizersFile, Size, SourceFile,
+};
 use super::paths::ConfigPath;
 use crate::document::{Document, Step};
 use crate::dtype::Dtype;
@@ -21,6 +23,7 @@ use crate::policy::library::built_in_sources;
 pub type Suffix = u16;
 
 const CLAIMS: &str = "sources/claims.yaml";
+const QUANTIZERS: &str = "sources/quantizers.yaml";
 
 /// All layouts that are known.
 #[derive(Debug)]
@@ -35,6 +38,8 @@ pub struct Layouts {
     undotted: Vec<Suffix>,
     /// Where configs claim what is quantized.
     pub claims: ClaimsFile,
+    /// What configs call the programs that quantize.
+    pub quantizers: QuantizersFile,
 }
 
 /// One layout.
@@ -99,36 +104,28 @@ impl Layouts {
     /// Every fault of every file, each pointing at its line.
     pub fn parse(files: &[(&str, &str)]) -> Result<Layouts, Faults> {
         let mut faults = Faults::default();
-        let mut claims = None;
+        let (mut claims, mut quantizers) = (None, None);
         let mut layouts = Layouts {
             layouts: Vec::new(),
             suffixes: Vec::new(),
             by_text: HashMap::new(),
             undotted: Vec::new(),
-            claims: ClaimsFile {
-                because: String::new(),
-                ignored: Vec::new(),
-                targeted: Vec::new(),
-                schemes: Vec::new(),
-                classes: Vec::new(),
-                classless: Vec::new(),
-                prefixes: Vec::new(),
-                sizes: IndexMap::new(),
-                sides: Vec::new(),
-            },
+            claims: ClaimsFile::default(),
+            quantizers: QuantizersFile::default(),
         };
         for (name, body) in files {
             let document = Document::parse(format!("built-in:{name}"), *body);
             let Some(document) = faults.absorb(document.map_err(Faults::from)) else { continue };
             if *name == CLAIMS {
                 claims = faults.absorb(document.decode().map_err(Faults::from));
+            } else if *name == QUANTIZERS {
+                quantizers = faults.absorb(document.decode().map_err(Faults::from));
             } else {
                 faults.absorb(layouts.add(&document));
             }
         }
-        if let Some(claims) = claims {
-            layouts.claims = claims;
-        }
+        layouts.claims = claims.unwrap_or_default();
+        layouts.quantizers = quantizers.unwrap_or_default();
         // Longest first, so that `_weight_scale_2` is not taken for something that ends in `_2`.
         layouts.undotted = (0..layouts.suffixes.len() as Suffix)
             .filter(|&n| !layouts.suffixes[n as usize].is_empty())

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::dims::{Bindings, Pattern, solve};
+use super::file::Let;
 use super::groups::{Group, find};
 use super::layout::{Layout, Layouts, Suffix};
-use super::paths::{Roots, numbers};
+use super::paths::{ConfigPath, Roots, numbers};
 use crate::dtype::Dtype;
 use crate::fault::Code;
 use crate::plan::View;
@@ -228,8 +229,37 @@ impl<'a> Options<'a> {
                 }
             }
         }
+        let silent = layout.file.lets.iter().zip(told).find(|(_, values)| values.is_empty());
+        if let Some((entry, _)) = silent {
+            return Err(not(rank + 1, Code::BadConfig, self.untold(layout, entry), ""));
+        }
         let (suffix, why) = first_failure.unwrap_or_default();
         Err(not(rank + 1, Code::BadScale, format!("{why} ({})", layout.name), &suffix))
+    }
+
+    /// What to say of names that the shapes leave open and the config does not tell.
+    fn untold(&self, layout: &Layout, entry: &Let) -> String {
+        let roots = Roots {
+            config: &self.inventory.config,
+            quant_config: self.inventory.quant_config.as_ref(),
+            scheme: None,
+            base: self.candidate.group.base,
+        };
+        let wrong = entry.config.iter().find_map(|path| {
+            let value = ConfigPath::parse(path).values(&roots).into_iter().next()?;
+            Some(format!("{path} is {value}, and not whole numbers"))
+        });
+        let lacks = || {
+            let general = entry.config.iter().filter(|path| !path.contains("<b>"));
+            let paths: Vec<&str> = general.map(String::as_str).collect();
+            format!("there is no {}", paths.join(" and no "))
+        };
+        format!(
+            "{} needs {} of config.json: {}",
+            layout.name,
+            entry.names.join(" and "),
+            wrong.unwrap_or_else(lacks)
+        )
     }
 
     /// Solves the shapes, with the first alternative of each companion's that fits.

@@ -13,6 +13,7 @@ pub mod layout;
 mod make;
 mod matching;
 mod paths;
+mod quantizers;
 mod sides;
 mod sorting;
 #[cfg(test)]
@@ -167,5 +168,5 @@ pub fn classify_by(layouts: &Layouts, inventory: &Inventory) -> Result<Classifie
     for group in groups::groups(layouts, inventory) {
         sorting.group(&group);
     }
-    sorting.finish()
+    quantizers::judge(&layouts.quantizers, inventory, sorting.finish())
 }

@@ -20,6 +20,8 @@ use crate::read::{Inventory, TensorInfo, Values};
 
 /// What an unquantized tensor's layout is called.
 const FLOAT: &str = "float";
+/// Names in a warning before the others are counted.
+const NAMED: usize = 4;
 
 /// The walk's state.
 pub struct Sorting<'a> {
@@ -50,11 +52,18 @@ impl Notes {
 
     fn into_warnings(self) -> impl Iterator<Item = Warning> {
         self.0.into_iter().map(|((code, words), tensors)| {
-            let shown = tensors.iter().take(4).map(String::as_str).collect::<Vec<_>>().join(", ");
-            let more = tensors.len().saturating_sub(4);
-            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            Warning::new(code, format!("{words}: {shown}{more}")).on_tensor(tensors[0].clone())
+            let message = format!("{words}: {}", named(&tensors));
+            Warning::new(code, message).on_tensor(tensors[0].clone())
         })
+    }
+}
+
+/// The first names, and how many more there are.
+fn named(names: &[String]) -> String {
+    let shown = names.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(NAMED) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
     }
 }
 
@@ -127,9 +136,15 @@ impl<'a> Sorting<'a> {
                     .help("the folder is incomplete: download it again"),
             );
         }
+        let in_vain =
+            self.claims.in_vain(&self.inventory.tensors).into_iter().map(|(says, names)| {
+                let words = format!("the config {says} modules that the folder does not have");
+                Warning::new(Code::ConfigDisagrees, format!("{words}: {}", named(&names)))
+            });
+        let in_vain: Vec<Warning> = in_vain.collect();
         let mut weights = self.weights;
         weights.sort_by(|a, b| a.name.cmp(&b.name));
-        let warnings = self.notes.into_warnings().collect();
+        let warnings = self.notes.into_warnings().chain(in_vain).collect();
         self.faults.or(Classified { weights, warnings })
     }
 

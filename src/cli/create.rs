@@ -206,8 +206,8 @@ fn create(args: &Create) -> Result<Outcome, Faults> {
 pub(super) struct Smoke {
     /// Mean loss of a plain sentence, in nats a token; `null` when it could not be measured.
     loss: Option<f64>,
-    /// That of an even guess over the vocabulary.
-    even: Option<f64>,
+    /// That of a uniform guess over the vocabulary.
+    uniform: Option<f64>,
     /// The same for people, or why it was not measured.
     pub(super) note: String,
     /// Whether there is anything to run, as far as that was seen.
@@ -222,11 +222,11 @@ pub(super) fn check(writer: &Writer, manifest: &Manifest) -> Result<Option<Smoke
     let checked = check(writer, manifest)?;
     let runs = !matches!(checked, Checked::OnlyImports | Checked::CannotRun(_));
     let why = match checked {
-        Checked::Predicts { loss, even } => {
+        Checked::Predicts { loss, uniform } => {
             let note = format!(
-                "smoke check: {loss:.2} nats a token of a plain sentence (an even guess: {even:.2})"
+                "smoke check: {loss:.2} nats a token of a plain sentence (a uniform guess over the vocabulary: {uniform:.2})"
             );
-            return Ok(Some(Smoke { loss: Some(loss), even: Some(even), note, runs: true }));
+            return Ok(Some(Smoke { loss: Some(loss), uniform: Some(uniform), note, runs: true }));
         }
         Checked::OnlyImports => "this architecture can be imported and not run yet".into(),
         Checked::CannotRun(faults) => format!(

@@ -29,13 +29,13 @@ pub fn run(args: &Doctor) -> Result<(), ui::Failure> {
     if json {
         ui::print_json(&report);
     } else {
-        ui::print(text(&report).trim_end());
+        ui::print(text(&report, ui::width()).trim_end());
     }
     Ok(())
 }
 
 /// The report for people.
-fn text(report: &Report) -> String {
+fn text(report: &Report, width: Option<usize>) -> String {
     let mut lines = vec![line("lathe", report.version)];
     lines.extend(mlx(report));
     for (i, backend) in report.backends.iter().enumerate() {
@@ -59,22 +59,25 @@ fn text(report: &Report) -> String {
     let free = report.store.free.map_or(String::new(), |n| format!(", {} free", ui::bytes(n)));
     let there = if report.store.exists { "" } else { " (not there yet)" };
     lines.push(line("store", &format!("{}{there}{free}", report.store.path.display())));
-    lines.push(String::new());
+    let mut table = ui::Table::new(&[]);
+    lines.into_iter().for_each(|line| table.row(line));
+    let mut out = table.text(width);
+    out.push_str("\n\n");
     if report.needs.is_empty() {
-        lines.push("Nothing is lacking.".into());
+        out.push_str("Nothing is lacking.");
     }
     for need in &report.needs {
-        lines.push(format!("Lacking: {}\n  to get it: {}", need.what, need.command));
+        out.push_str(&format!("Lacking: {}\n  to get it: {}\n", need.what, need.command));
     }
-    lines.join("\n")
+    out
 }
 
-fn line(name: &str, value: &str) -> String {
-    format!("{name:26}{value}")
+fn line(name: &str, value: &str) -> [String; 2] {
+    [name.into(), value.into()]
 }
 
 #[cfg(feature = "mlx")]
-fn mlx(report: &Report) -> Vec<String> {
+fn mlx(report: &Report) -> Vec<[String; 2]> {
     use crate::doctor::Found;
     use crate::mlx::Blas;
 
@@ -99,6 +102,6 @@ fn mlx(report: &Report) -> Vec<String> {
 }
 
 #[cfg(not(feature = "mlx"))]
-fn mlx(_report: &Report) -> Vec<String> {
+fn mlx(_report: &Report) -> Vec<[String; 2]> {
     vec![line("MLX", "not built in")]
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::args::{OutputArg, StoreArg};
 use super::ui;
 use crate::fault::{Fault, Faults};
-use crate::store::{Entry, Name, Store};
+use crate::store::{Entry, Name, Store, bits_per_weight, told_format};
 
 /// List the models of the store
 #[derive(Args)]
@@ -34,6 +34,7 @@ struct Row {
     size: Option<u64>,
     modified: String,
     format: Option<String>,
+    bits_per_weight: Option<f64>,
     capabilities: Vec<String>,
     draft: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,21 +53,22 @@ pub fn run(args: &List) -> Result<(), ui::Failure> {
         ui::note("no models yet; `lathe create --help` tells how to make one");
         return Ok(());
     }
-    let mut table = ui::table(&["NAME", "ID", "SIZE", "FORMAT", "MODIFIED"]);
+    let mut table = ui::Table::new(&["NAME", "ID", "SIZE", "FORMAT", "BITS", "MODIFIED"]);
     for (row, modified) in &entries {
         let format = match &row.error {
             Some(_) => "damaged".to_string(),
             None => row.format.clone().filter(|f| !f.is_empty()).unwrap_or_else(|| "-".into()),
         };
-        table.add_row([
+        table.row([
             row.name.to_string(),
             row.digest[..12].to_string(),
             row.size.map_or_else(|| "-".into(), ui::bytes),
             row.draft.as_ref().map_or(format.clone(), |_| format!("{format} + draft")),
+            row.bits_per_weight.map_or_else(|| "-".into(), |bits| format!("{bits:.2}")),
             ui::ago(*modified),
         ]);
     }
-    ui::print(table);
+    ui::print_table(&table);
     for (row, _) in &entries {
         if let Some(fault) = &row.error {
             ui::warn(fault.to_string());
@@ -90,6 +92,7 @@ fn row(store: &Store, entry: &Entry) -> Row {
         size: entry.manifest.as_ref().ok().map(crate::store::Manifest::size),
         modified: ui::timestamp(entry.modified),
         format: None,
+        bits_per_weight: None,
         capabilities: Vec::new(),
         draft: None,
         error: None,
@@ -97,7 +100,14 @@ fn row(store: &Store, entry: &Entry) -> Row {
     let config = entry.manifest.as_ref().map_err(Clone::clone).and_then(|m| store.config(m));
     match config {
         Ok(config) => {
-            row.format = Some(config.file_type);
+            let weights = entry.manifest.as_ref().map(|manifest| store.weights(manifest));
+            // What is wrong with a blob, `verify` tells.
+            row.format = Some(match &weights {
+                Ok(Ok(weights)) => told_format(&config, weights).to_string(),
+                _ => config.file_type.clone(),
+            });
+            row.bits_per_weight =
+                weights.ok().and_then(Result::ok).and_then(|weights| bits_per_weight(&weights));
             row.capabilities = config.capabilities;
             row.draft = config.draft.map(|draft| draft.architecture);
         }

@@ -87,9 +87,9 @@ fn load(given: &str, policy_dir: Option<&Path>) -> Result<Planned, Faults> {
 
 fn print(diff: &Diff) {
     if !diff.changed.is_empty() {
-        let mut table = ui::table(&["TENSOR", "FORMAT", "", "RULE", "", "BYTES"]);
+        let mut table = ui::Table::new(&["TENSOR", "FORMAT", "", "RULE", "", "BYTES"]);
         for change in &diff.changed {
-            table.add_row([
+            table.row([
                 change.tensor.clone(),
                 change.format.0.clone(),
                 format!("→ {}", change.format.1),
@@ -98,7 +98,7 @@ fn print(diff: &Diff) {
                 signed(change.bytes.0, change.bytes.1),
             ]);
         }
-        ui::print(table);
+        ui::print_table(&table);
     }
     for (names, which) in [(&diff.only_first, "first"), (&diff.only_second, "second")] {
         for name in names {

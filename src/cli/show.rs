@@ -12,7 +12,8 @@ use crate::modelfile::{Message, Modelfile, Parameters};
 use crate::plan::{self, render};
 use crate::policy::Role;
 use crate::store::{
-    Config, Entry, Layer, Manifest, Name, Origin, Store, TensorOrigin, Weight, media,
+    Config, Entry, Layer, Manifest, Name, Origin, Store, TensorOrigin, Weight, bits_per_weight,
+    media, told_format,
 };
 use crate::update::Head;
 
@@ -184,7 +185,8 @@ impl Model {
             "modified": ui::timestamp(self.entry.modified),
             "architecture": self.architecture,
             "parameters": self.elements(),
-            "format": self.config.file_type,
+            "format": told_format(&self.config, &self.weights),
+            "bits_per_weight": bits_per_weight(&self.weights),
             "formats": self.formats(),
             "capabilities": self.config.capabilities,
             "parser": self.config.parser,
@@ -254,9 +256,9 @@ fn modelfile(
 }
 
 fn print_tensors(model: &Model) {
-    let mut table = ui::table(&["TENSOR", "FORMAT", "DTYPE", "SHAPE", "SIZE"]);
+    let mut table = ui::Table::new(&["TENSOR", "FORMAT", "DTYPE", "SHAPE", "SIZE"]);
     for row in model.tensors() {
-        table.add_row([
+        table.row([
             row.name.to_string(),
             row.format.to_string(),
             row.dtype.to_string(),
@@ -264,15 +266,15 @@ fn print_tensors(model: &Model) {
             ui::bytes(row.bytes),
         ]);
     }
-    ui::print(table);
+    ui::print_table(&table);
 }
 
 fn print_formats(model: &Model) {
-    let mut table = ui::table(&["TENSOR", "WAS", "LAYOUT", "PRODUCER", "IS", "RULE"]);
+    let mut table = ui::Table::new(&["TENSOR", "WAS", "LAYOUT", "PRODUCER", "IS", "RULE"]);
     let traces = model.traces();
     for Trace { name, was, is } in &traces {
         let told = |what: &dyn Fn(&TensorOrigin) -> String| was.map_or("?".into(), what);
-        table.add_row([
+        table.row([
             name.to_string(),
             told(&|was| match was.sources {
                 0 | 1 => format!("{} {}", was.dtype, render::shape(&was.shape)),
@@ -284,11 +286,11 @@ fn print_formats(model: &Model) {
             told(&|was| was.rule.clone()),
         ]);
     }
-    ui::print(table);
+    ui::print_table(&table);
     ui::print("");
-    let mut table = ui::table(&["FORMAT", "TENSORS", "WEIGHTS", "SIZE", "BITS/WEIGHT"]);
+    let mut table = ui::Table::new(&["FORMAT", "TENSORS", "WEIGHTS", "SIZE", "BITS/WEIGHT"]);
     for (format, sum) in model.formats() {
-        table.add_row([
+        table.row([
             format.to_string(),
             sum.tensors.to_string(),
             render::count(sum.elements),
@@ -296,7 +298,7 @@ fn print_formats(model: &Model) {
             format!("{:.2}", sum.bits_per_weight),
         ]);
     }
-    ui::print(table);
+    ui::print_table(&table);
 }
 
 fn policy_row(head: &Result<Head, Fault>) -> String {
@@ -310,6 +312,7 @@ fn print_summary(model: &Model) {
     let Model { entry, manifest, config, modelfile, .. } = model;
     let formats = model.formats().keys().copied().collect::<Vec<_>>().join(", ");
     let first_line = |text: &String| text.trim().lines().next().unwrap_or_default().to_string();
+    let format = told_format(config, &model.weights);
     let defaults = serde_json::to_string(&modelfile.parameters).unwrap_or_default();
     let rows = [
         ("name", Some(entry.name.to_string())),
@@ -317,7 +320,8 @@ fn print_summary(model: &Model) {
         ("architecture", model.architecture.clone()),
         ("parameters", Some(render::count(model.elements()))),
         ("size", Some(ui::bytes(manifest.size()))),
-        ("format", Some(config.file_type.clone()).filter(|format| !format.is_empty())),
+        ("format", Some(if format.is_empty() { "-" } else { format }.to_string())),
+        ("bits per weight", bits_per_weight(&model.weights).map(|bits| format!("{bits:.2}"))),
         ("formats", Some(formats)),
         ("capabilities", Some(config.capabilities.join(", ")).filter(|list| !list.is_empty())),
         ("parser", config.parser.clone()),
@@ -332,13 +336,13 @@ fn print_summary(model: &Model) {
         ("files", Some(model.files().join(", "))),
         ("modified", Some(ui::ago(entry.modified))),
     ];
-    let mut table = ui::table(&[]);
+    let mut table = ui::Table::new(&[]);
     for (label, value) in rows {
         if let Some(value) = value {
-            table.add_row([label.to_string(), value]);
+            table.row([label.to_string(), value]);
         }
     }
-    ui::print(table);
+    ui::print_table(&table);
     let foreign = model.weights.iter().any(|w| w.format.is_some_and(|format| !format.ollama));
     if foreign {
         ui::note("Ollama cannot read some of these formats; lathe and mlx-lm can");

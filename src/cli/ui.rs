@@ -6,13 +6,12 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use clap::ValueEnum;
-use comfy_table::presets;
-use comfy_table::{ContentArrangement, Table};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::fault::{self, Fault, Faults};
 pub use crate::plan::render::bytes;
+pub use crate::table::Table;
 
 /// The forms in which a command can print its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -162,17 +161,9 @@ pub fn warn(what: impl Display) {
     let _ = writeln!(anstream::stderr().lock(), "\x1b[33mwarning:\x1b[0m {what}");
 }
 
-/// An empty table with a header, as wide as the terminal and without lines.
-pub fn table(header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
-    if !header.is_empty() {
-        table.set_header(header.iter().copied());
-    }
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    table
+/// Prints a table that fits the terminal.
+pub fn print_table(table: &Table) {
+    print(table.text(width()));
 }
 
 /// Reads a number of bytes as people write it: `4GB`, `512 MiB`, `1.5g`.
@@ -198,9 +189,14 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Columns of the terminal, `None` when the output goes elsewhere.
-pub fn width() -> Option<u16> {
-    Table::new().width()
+/// Columns of the terminal, or those that COLUMNS names; `None` when the output goes elsewhere.
+pub fn width() -> Option<usize> {
+    let told = std::env::var("COLUMNS").ok().and_then(|columns| columns.trim().parse().ok());
+    let terminal = || {
+        let out = std::io::stdout();
+        terminal_size::terminal_size_of(&out).map(|(columns, _)| columns.0.into())
+    };
+    told.filter(|&columns| columns > 0).or_else(terminal)
 }
 
 /// How long ago, for people.

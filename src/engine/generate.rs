@@ -297,5 +297,5 @@ fn last_row(logits: Option<&Array>, out: &mut Vec<f32>) -> Result<(), Fault> {
 }
 
 pub(super) fn failed(error: mlx_rs::error::Exception) -> Fault {
-    Fault::new(Code::Compute, format!("MLX: {}", error.what()))
+    crate::mlx::Error::from(error).into()
 }

@@ -21,7 +21,7 @@ const SENTENCE: &str = "The quick brown fox jumps over the lazy dog. The capital
 /// those of unknown words.
 const DISTINCT: usize = 8;
 
-/// A loss this many times that of an even guess over the vocabulary is wildly wrong. A trained
+/// A loss this many times that of a uniform guess over the vocabulary is wildly wrong. A trained
 /// model is far below one time, random weights are near it (a large random head may be a little
 /// above), and wrongly decoded ones several times above.
 const WILD: f64 = 1.5;
@@ -29,12 +29,12 @@ const WILD: f64 = 1.5;
 /// What the check found.
 #[derive(Clone, Debug)]
 pub enum Checked {
-    /// Mean loss in nats per token of the sentence, and that of an even guess.
+    /// Mean loss in nats per token of the sentence, and that of a uniform guess over the vocabulary.
     Predicts {
         /// The model's.
         loss: f64,
         /// ln of the vocabulary's size.
-        even: f64,
+        uniform: f64,
     },
     /// The architecture's policy has no decoder: it can be imported and not run.
     OnlyImports,
@@ -86,18 +86,18 @@ pub fn check(writer: &Writer, manifest: &Manifest) -> Result<Checked, Faults> {
     };
     ids.truncate(model.context().unwrap_or(usize::MAX));
     let (loss, vocabulary) = loss(&model, &ids)?;
-    let even = (vocabulary as f64).ln();
+    let uniform = (vocabulary as f64).ln();
     if !loss.is_finite() {
         return Err(wrong("gives no numbers on a plain sentence".into()).into());
     }
-    if loss > WILD * even {
+    if loss > WILD * uniform {
         return Err(wrong(format!(
             "finds a plain sentence less likely than chance: a loss of {loss:.2} nats a token, \
-             where an even guess has {even:.2}"
+             where a uniform guess over the vocabulary has {uniform:.2}"
         ))
         .into());
     }
-    Ok(Checked::Predicts { loss, even })
+    Ok(Checked::Predicts { loss, uniform })
 }
 
 fn wrong(what: String) -> Fault {

@@ -100,8 +100,7 @@ impl<'a> Builder<'a> {
         match make() {
             Ok(value) => Some(value),
             Err(error) => {
-                let fault = Fault::new(Code::Compute, format!("MLX: {}", error.what()));
-                self.faults.push(fault);
+                self.faults.push(crate::mlx::Error::from(error).into());
                 None
             }
         }

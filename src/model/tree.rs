@@ -257,8 +257,7 @@ impl Model {
             }
         }
         let output = self.compute(batch, caches);
-        let output =
-            output.map_err(|error| Fault::new(Code::Compute, format!("MLX: {}", error.what())))?;
+        let output = output.map_err(crate::mlx::Error::from)?;
         for (row, cache) in batch.rows.iter().zip(caches.iter_mut()) {
             cache.advance(row.tokens.len());
         }

@@ -6,7 +6,6 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::make::quantized_from;
 use super::{Op, Plan, RuleRef, Tensor, Totals, VERSION};
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults, Warning};
@@ -203,11 +202,12 @@ fn reformatted(tensor: &mut Tensor, wanted: Option<&str>) -> Result<(), String> 
             if !tensor.dtype.is_float() {
                 return Err(format!("{} cannot be quantized", tensor.dtype));
             }
-            if tensor.dtype == Dtype::F64 {
-                ops.push(Op::Cast { dtype: Dtype::F32 });
+            let from = tensor.dtype.quantized_from();
+            if from != tensor.dtype {
+                ops.push(Op::Cast { dtype: from });
             }
             ops.push(Op::Quantize { format: format.name.clone() });
-            tensor.bytes = format.bytes(&tensor.shape, quantized_from(tensor.dtype));
+            tensor.bytes = format.bytes(&tensor.shape, from);
             tensor.format = Some(format.name.clone());
         }
     }

@@ -1,10 +1,11 @@
 //! Making a plan: each weight's decision becomes output tensors, grouped into blobs.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
 
+use super::reach::Reach;
 use super::route::{Ask, Deciders, Route, quantized, reason};
 use super::stack::{Piece, pieces};
 use super::{
@@ -14,7 +15,6 @@ use super::{
 use crate::checkpoint::{architecture, vocabulary};
 use crate::classify::{Classified, Input, Part, Weight, WeightKind};
 use crate::companion::{BIAS, SCALE};
-use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults, Warning};
 use crate::format::{Format, Formats, SOURCE};
 use crate::policy::compile::{CompiledRule, Section};
@@ -271,7 +271,7 @@ impl Builder {
         let mut caught: Vec<String> = Vec::new();
         let mut refused: BTreeMap<Arc<str>, (usize, String, Arc<str>)> = BTreeMap::new();
         let mut requantized: BTreeMap<Arc<str>, (usize, String)> = BTreeMap::new();
-        let mut kept_formats: Vec<String> = Vec::new();
+        let mut reaches: IndexMap<&str, Reach> = IndexMap::new();
         let mut groups: IndexMap<String, Vec<Member>> = IndexMap::new();
         let own = Own { inventory, role };
 
@@ -290,9 +290,6 @@ impl Builder {
                     let entry = requantized.entry(first.layout.clone());
                     entry.or_insert_with(|| (0, output.clone())).0 += 1;
                 }
-                Route::Keep(kept) if !kept_formats.iter().any(|known| known == kept) => {
-                    kept_formats.push(kept.to_string());
-                }
                 _ => {}
             }
 
@@ -309,6 +306,11 @@ impl Builder {
                 (Formats::built_in().get(kept), tensors.collect::<Vec<_>>())
             } else {
                 let decision = match route.wanted() {
+                    // Integers of the source are tables, masks or packed by a program not known.
+                    Some(_) if !first.dtype.is_float() => Ok(at_source(reason(
+                        "no-float",
+                        &format!("{} is no float and is not quantized", first.dtype),
+                    ))),
                     None => Ok(at_source(route.reason())),
                     Some(wanted) => match deciders.get(wanted, faults) {
                         Some(decider) => decider.decide(&piece.name, &shape, first.dtype),
@@ -337,11 +339,9 @@ impl Builder {
                 {
                     decision.rule = stack.clone();
                 }
-                if let (WeightKind::Decode { .. }, Some(format)) = (&first.kind, decision.format)
-                    && !kept_formats.contains(&format.name)
-                    && self.request_of(role).is_none()
-                {
-                    kept_formats.push(format.name.clone());
+                if let Some(wanted) = route.wanted() {
+                    let reach = reaches.entry(&wanted.name).or_default();
+                    reach.add(&output, &shape, &decision);
                 }
                 (decision.format, vec![own.made(piece, &output, &shape, &decision)])
             };
@@ -380,13 +380,14 @@ impl Builder {
                 .on_tensor(tensor),
             );
         }
+        self.warnings.extend(reaches.iter().filter_map(|(format, reach)| reach.warning(format)));
         self.note(policy, &reached, &caught, format.is_some());
         self.add_files(inventory, role);
 
         if role == Role::Draft {
             return None;
         }
-        self.manifest(&mut plain, &ask, kept_formats, faults)
+        self.manifest(&mut plain, &ask, faults)
     }
 
     fn request_of(&self, role: Role) -> Option<&String> {
@@ -396,24 +397,21 @@ impl Builder {
         }
     }
 
-    fn manifest(
-        &self,
-        decider: &mut Decider,
-        ask: &Ask,
-        kept: Vec<String>,
-        faults: &mut Faults,
-    ) -> Option<Manifest> {
-        let file_type = match (ask.format, kept.as_slice()) {
-            (Some(format), _) => format.name.clone(),
-            (None, []) => String::new(),
-            (None, [one]) => one.clone(),
-            (None, _) => "mixed".into(),
+    fn manifest(&self, decider: &mut Decider, ask: &Ask, faults: &mut Faults) -> Option<Manifest> {
+        let tensors = self.blobs.iter().flat_map(|blob| &blob.tensors);
+        let made: BTreeSet<&str> = tensors.filter_map(|tensor| tensor.format.as_deref()).collect();
+        let asked = ask.format.map(|format| format.name.as_str());
+        let file_type = match asked.filter(|asked| made.contains(asked)) {
+            Some(asked) => asked,
+            None if made.len() > 1 => "mixed",
+            None => made.first().copied().unwrap_or_default(),
         };
         let parser = faults.absorb(decider.parser().map_err(Faults::from))?;
         let renderer = faults.absorb(decider.renderer().map_err(Faults::from))?;
         let capabilities = decider.capabilities(parser.as_deref()).map_err(Faults::from);
         let capabilities = faults.absorb(capabilities)?;
         let requires = Some(decider.requires().unwrap_or_else(|| LEAST_RUNTIME.into()));
+        let file_type = file_type.into();
         Some(Manifest { capabilities, parser, renderer, requires, file_type, draft: None })
     }
 
@@ -529,8 +527,8 @@ impl Own<'_> {
         let dtype = parts[0].dtype;
         let mut ops = self.ops(piece, &parts);
         if let Some(format) = decision.format {
-            if dtype == Dtype::F64 {
-                ops.push(Op::Cast { dtype: Dtype::F32 });
+            if dtype.quantized_from() != dtype {
+                ops.push(Op::Cast { dtype: dtype.quantized_from() });
             }
             ops.push(Op::Quantize { format: format.name.clone() });
             ops.retain(|op| *op != Op::Copy);
@@ -543,7 +541,7 @@ impl Own<'_> {
             dtype,
             shape: shape.to_vec(),
             bytes: match decision.format {
-                Some(format) => format.bytes(shape, quantized_from(dtype)),
+                Some(format) => format.bytes(shape, dtype.quantized_from()),
                 None => shape.iter().product::<u64>() * dtype.bytes(),
             },
             layout: first.layout.clone(),
@@ -608,11 +606,6 @@ impl Own<'_> {
         };
         parts.iter().flat_map(|part| part.sources.iter().map(of)).collect()
     }
-}
-
-/// The dtype that quantizing starts from: MLX has no F64.
-pub(super) fn quantized_from(dtype: Dtype) -> Dtype {
-    if dtype == Dtype::F64 { Dtype::F32 } else { dtype }
 }
 
 fn output_name(name: &str, role: Role) -> String {

@@ -8,6 +8,7 @@ mod diff;
 mod explain;
 mod make;
 pub mod picture;
+mod reach;
 pub mod render;
 mod route;
 mod stack;

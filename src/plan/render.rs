@@ -2,16 +2,15 @@
 
 use std::fmt::Write;
 
-use comfy_table::presets::NOTHING;
-use comfy_table::{Cell, CellAlignment, ContentArrangement, Table};
 use indexmap::IndexMap;
 
 use super::{Op, Plan, Tensor};
 use crate::fault::{Code, Fault};
 use crate::format::SOURCE;
+use crate::table::Table;
 
 /// The plan as a table that fits `width` columns; colour is left to the caller's stream.
-pub fn table(plan: &Plan, width: Option<u16>) -> String {
+pub fn table(plan: &Plan, width: Option<usize>) -> String {
     let mut out = String::new();
     let request = plan.request.format.as_deref().unwrap_or("nothing");
     // Writing to a string cannot fail.
@@ -21,53 +20,53 @@ pub fn table(plan: &Plan, width: Option<u16>) -> String {
         plan.source.dir, plan.source.architecture, plan.source.policy
     );
     let mut rows =
-        grid(width, &["tensor", "operations", "format", "dtype", "shape", "in", "out", "rule"]);
+        Table::new(&["tensor", "operations", "format", "dtype", "shape", "in", "out", "rule"])
+            .right(&[5, 6]);
     let mut rules: IndexMap<(String, usize, String), (String, u64)> = IndexMap::new();
     for tensor in plan.tensors() {
-        rows.add_row([
-            Cell::new(&tensor.name),
-            Cell::new(operations(tensor)),
-            Cell::new(tensor.format.as_deref().unwrap_or(SOURCE)),
-            Cell::new(tensor.dtype),
-            Cell::new(shape(&tensor.shape)),
-            Cell::new(bytes(tensor.bytes_in())).set_alignment(CellAlignment::Right),
-            Cell::new(bytes(tensor.bytes)).set_alignment(CellAlignment::Right),
-            Cell::new(&tensor.rule.id),
+        rows.row([
+            tensor.name.clone(),
+            operations(tensor),
+            tensor.format.as_deref().unwrap_or(SOURCE).to_string(),
+            tensor.dtype.to_string(),
+            shape(&tensor.shape),
+            bytes(tensor.bytes_in()),
+            bytes(tensor.bytes),
+            tensor.rule.id.clone(),
         ]);
         let rule = &tensor.rule;
         let key = (rule.file.clone(), rule.line, rule.id.clone());
         rules.entry(key).or_insert_with(|| (rule.because.clone(), 0)).1 += 1;
     }
-    let _ = writeln!(out, "{rows}\n");
+    let _ = writeln!(out, "{}\n", rows.text(width));
 
-    let mut rows = grid(width, &["rule", "tensors", "where", "because"]);
+    let mut rows = Table::new(&["rule", "tensors", "where", "because"]).right(&[1]);
     for ((file, line, id), (because, count)) in &rules {
         let place = if *line == 0 { file.clone() } else { format!("{file}:{line}") };
-        let count = Cell::new(count).set_alignment(CellAlignment::Right);
-        rows.add_row([Cell::new(id), count, Cell::new(place), Cell::new(because)]);
+        rows.row([id.clone(), count.to_string(), place, because.clone()]);
     }
-    let _ = writeln!(out, "{rows}\n");
+    let _ = writeln!(out, "{}\n", rows.text(width));
     out.push_str(&totals(plan, width));
     out
 }
 
 /// The histogram of formats, the sums and the warnings.
-pub fn totals(plan: &Plan, width: Option<u16>) -> String {
+pub fn totals(plan: &Plan, width: Option<usize>) -> String {
     let mut out = String::new();
-    let mut rows = grid(width, &["format", "tensors", "weights", "bytes", "share", ""]);
+    let header = ["format", "tensors", "weights", "bytes", "share", ""];
+    let mut rows = Table::new(&header).right(&[1, 2, 3, 4]);
     for (format, total) in &plan.totals.by_format {
         let share = total.bytes as f64 / plan.totals.bytes_out.max(1) as f64;
-        let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
-        rows.add_row([
-            Cell::new(format),
-            right(total.tensors.to_string()),
-            right(count(total.elements)),
-            right(bytes(total.bytes)),
-            right(format!("{:.1} %", share * 100.0)),
-            Cell::new("█".repeat((share * 20.0).round() as usize)),
+        rows.row([
+            format.clone(),
+            total.tensors.to_string(),
+            count(total.elements),
+            bytes(total.bytes),
+            format!("{:.1} %", share * 100.0),
+            "█".repeat((share * 20.0).round() as usize),
         ]);
     }
-    let _ = writeln!(out, "{rows}");
+    let _ = writeln!(out, "{}", rows.text(width));
     let totals = &plan.totals;
     let _ = writeln!(
         out,
@@ -102,20 +101,6 @@ pub fn yaml(plan: &Plan) -> Result<String, Fault> {
 /// Reads a plan that was printed as JSON or YAML, and perhaps edited.
 pub fn parse(name: &str, text: &str) -> Result<Plan, Fault> {
     crate::document::Document::parse(name, text)?.decode()
-}
-
-fn grid(width: Option<u16>, header: &[&str]) -> Table {
-    let mut table = Table::new();
-    table.load_style(NOTHING).set_header(header.iter().copied());
-    match width {
-        Some(width) => {
-            table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
-        }
-        None => {
-            table.set_content_arrangement(ContentArrangement::Disabled);
-        }
-    }
-    table
 }
 
 /// The operations in a few words: `stack 128, quantize`.

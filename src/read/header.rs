@@ -36,7 +36,10 @@ pub fn read(path: &Path, name: &str, shard: u32) -> Result<(Vec<TensorInfo>, u64
     }
     file.read_exact(&mut length).map_err(io)?;
     let length = u64::from_le_bytes(length);
-    check_length(length, size, name)?;
+    check_length(length, size, name).map_err(|fault| match super::mistaken::content(path) {
+        Some((what, help)) => bad(name, what).help(help),
+        None => fault,
+    })?;
     let mut header = vec![0; length as usize];
     file.read_exact(&mut header).map_err(io)?;
     Ok((parse(&header, size, name, shard)?, size))
@@ -79,7 +82,14 @@ pub fn parse(header: &[u8], size: u64, name: &str, shard: u32) -> Result<Vec<Ten
         match entry.check(start) {
             Ok(checked) => tensors.push(TensorInfo { name: tensor.into(), shard, ..checked }),
             Err((code, message)) => {
-                faults.push(Fault::new(code, message).in_file(name).on_tensor(tensor));
+                let fault = Fault::new(code, message).in_file(name).on_tensor(tensor);
+                faults.push(match code {
+                    Code::UnknownDtype => fault.help(
+                        "lathe reads the integers and floats of whole bytes that safetensors has: \
+                         take the model in BF16",
+                    ),
+                    _ => fault,
+                });
             }
         }
     }

@@ -8,6 +8,7 @@ mod described;
 mod header;
 pub mod hostile;
 mod lenient;
+mod mistaken;
 mod shards;
 mod side;
 mod values;
@@ -126,7 +127,10 @@ pub fn parse_json<T: serde::de::DeserializeOwned>(name: &str, text: String) -> R
 /// and its draft both have a `config.json`.
 pub fn source(path: &Path) -> Result<Inventory, Faults> {
     if path.is_file() {
-        return described::read(path);
+        return match mistaken::file(path) {
+            Some(fault) => Err(fault.into()),
+            None => described::read(path),
+        };
     }
     folder(path).map_err(|faults| {
         Faults(faults.0.into_iter().map(|fault| from_outside(path, fault)).collect())
@@ -155,6 +159,12 @@ pub fn folder(dir: &Path) -> Result<Inventory, Faults> {
             .in_file(dir.join("model_index.json"))
             .help("lathe makes language models; give it a folder with a config.json of one")
             .into());
+    }
+    if let Some(fault) = mistaken::not_downloaded(dir, &names) {
+        return Err(fault.into());
+    }
+    if !names.contains(CONFIG) {
+        return Err(mistaken::folder(dir, &names).into());
     }
     let mut faults = Faults::default();
     let mut warnings = Vec::new();
@@ -209,9 +219,8 @@ fn list(dir: &Path) -> Result<BTreeSet<String>, Fault> {
 fn config(dir: &Path, warnings: &mut Vec<Warning>) -> Result<Value, Faults> {
     let config: Option<Value> = lenient::file(dir, CONFIG, warnings)?;
     match config {
-        None => Err(Fault::new(Code::NoConfig, "the folder has no config.json")
-            .in_file(dir)
-            .help("give the folder of a Hugging Face model; download its config.json")
+        None => Err(Fault::new(Code::NoConfig, "it vanished while the folder was read")
+            .in_file(CONFIG)
             .into()),
         Some(config) if config.is_object() => Ok(config),
         Some(_) => Err(Fault::new(Code::BadConfig, "config.json is not an object")

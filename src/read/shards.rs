@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
-use super::lenient;
+use super::{lenient, mistaken};
 use crate::fault::{Code, Fault, Faults, Warning};
 
 /// The shard index of Hugging Face folders.
@@ -35,7 +35,7 @@ pub fn choose(
     if names.contains(INDEX) {
         return indexed(dir, warnings);
     }
-    let files = unindexed(names, warnings)?;
+    let files = unindexed(dir, names, warnings)?;
     Ok(Chosen { files, index: None })
 }
 
@@ -115,7 +115,11 @@ enum Numbering {
 type Set = BTreeMap<u64, String>;
 type Key = (String, Numbering);
 
-fn unindexed(names: &BTreeSet<String>, warnings: &mut Vec<Warning>) -> Result<Vec<String>, Faults> {
+fn unindexed(
+    dir: &Path,
+    names: &BTreeSet<String>,
+    warnings: &mut Vec<Warning>,
+) -> Result<Vec<String>, Faults> {
     let candidates: Vec<&String> = names.iter().filter(|name| is_weights(name)).collect();
     let mut sets: BTreeMap<Key, Set> = BTreeMap::new();
     for name in &candidates {
@@ -135,7 +139,7 @@ fn unindexed(names: &BTreeSet<String>, warnings: &mut Vec<Warning>) -> Result<Ve
         },
     };
     let &[key] = pool.as_slice() else {
-        return Err(no_set(names, &pool, &sets).into());
+        return Err(no_set(dir, names, &pool, &sets).into());
     };
     let set = &sets[key];
     let mut faults = Faults::default();
@@ -157,7 +161,7 @@ fn unindexed(names: &BTreeSet<String>, warnings: &mut Vec<Warning>) -> Result<Ve
     faults.or(files)
 }
 
-fn no_set(names: &BTreeSet<String>, pool: &[&Key], sets: &BTreeMap<Key, Set>) -> Fault {
+fn no_set(dir: &Path, names: &BTreeSet<String>, pool: &[&Key], sets: &BTreeMap<Key, Set>) -> Fault {
     if !pool.is_empty() {
         let first = |key: &&Key| sets[*key].values().next().map(String::as_str);
         let firsts: Vec<&str> = pool.iter().filter_map(first).collect();
@@ -165,17 +169,19 @@ fn no_set(names: &BTreeSet<String>, pool: &[&Key], sets: &BTreeMap<Key, Set>) ->
         return Fault::new(Code::NoWeights, message)
             .help("keep one set, or add the model.safetensors.index.json that names it");
     }
+    if let Some(fault) = mistaken::adapter(dir, names) {
+        return fault;
+    }
     let fault = Fault::new(Code::NoWeights, "the folder has no safetensors weights");
-    let has = |end: &str| names.iter().find(|name| name.ends_with(end));
     if let Some(other) = names.iter().find(|name| name.ends_with(EXTENSION)) {
         fault.help(format!(
             "{other} is not read: lathe reads Hugging Face weights (model*.safetensors), neither \
              consolidated files nor adapters"
         ))
-    } else if let Some(gguf) = has(".gguf") {
-        fault.help(format!("{gguf} is already converted; lathe starts from safetensors"))
-    } else if let Some(bin) = has(".bin").or_else(|| has(".pth")).or_else(|| has(".pt")) {
-        fault.help(format!("{bin} holds pickled weights; save the model as safetensors first"))
+    } else if let Some((name, form)) = mistaken::other_weights(names) {
+        Fault::new(Code::NoWeights, format!("the folder's weights are {}", form.0))
+            .in_file(name)
+            .help(form.1)
     } else {
         fault.help("download model*.safetensors into the folder")
     }

@@ -50,6 +50,6 @@ impl Store {
 
 /// What to tell someone who wants to remove blobs while somebody writes.
 pub(super) fn busy(store: &Store) -> Fault {
-    let what = format!("another lathe is at work in the store {}", store.dir.display());
+    let what = format!("another lathe is at work in the store at {}", store.dir.display());
     Fault::new(Code::Store, what).help(format!("wait until it has finished, or {ANOTHER_STORE}"))
 }

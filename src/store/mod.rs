@@ -34,7 +34,7 @@ pub use origin::{Origin, TensorOrigin};
 pub use policy::policy_name;
 pub use stage::{Blob, Committed, Staged, Writer};
 pub use sweep::{Garbage, Removed};
-pub use tensors::{StoredTensor, Weight};
+pub use tensors::{StoredTensor, Weight, bits_per_weight, told_format};
 pub use verify::{BadBlob, Damage, Verified};
 
 use serde::de::DeserializeOwned;
@@ -234,7 +234,7 @@ impl Store {
             Some(near) => format!("did you mean {near}? `lathe list` shows all models"),
             None => "`lathe list` shows all models; `lathe create` makes one".to_string(),
         };
-        let what = format!("no model {name} in the store {}", self.dir.display());
+        let what = format!("no model {name} in the store at {}", self.dir.display());
         Fault::new(Code::NoSuchModel, what).help(help)
     }
 

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -22,6 +22,9 @@ use crate::write;
 
 /// How staged files are called.
 pub(super) const STAGED: &str = ".lathe-staged-";
+
+/// Bytes that are read at a time.
+const PIECE: usize = 256 << 10;
 
 /// How often finished blobs are put in place while others are still being made.
 const CHECKPOINT: Duration = Duration::from_secs(10);
@@ -121,7 +124,7 @@ impl Writer {
     /// Adds a blob of these bytes.
     pub fn add(&self, bytes: &[u8]) -> Result<Blob, Fault> {
         let (digest, size) = (Digest::of(bytes), bytes.len() as u64);
-        if self.has(&digest, size) {
+        if self.holds(&digest, size, bytes) {
             return Ok(Blob { digest, size, new: false });
         }
         let mut staged = self.stage()?;
@@ -133,9 +136,9 @@ impl Writer {
     pub fn add_file(&self, path: &Path) -> Result<Blob, Fault> {
         let mut source = File::open(path).map_err(|error| Fault::io("open", path, &error))?;
         let mut staged = self.stage()?;
-        let mut buffer = vec![0; 1 << 18];
+        let mut buffer = vec![0; PIECE];
         loop {
-            match io::Read::read(&mut source, &mut buffer) {
+            match Read::read(&mut source, &mut buffer) {
                 Ok(0) => return staged.finish(),
                 Ok(n) => staged.write_all(&buffer[..n]).map_err(|error| staged.fault(&error))?,
                 Err(error) => return Err(Fault::io("read", path, &error)),
@@ -147,6 +150,17 @@ impl Writer {
     /// size is damaged and does not count.
     pub fn has(&self, digest: &Digest, size: u64) -> bool {
         self.staged().contains_key(digest) || has_size(&self.store.blob_path(digest), size)
+    }
+
+    /// Whether the store has the blob in earnest: its bytes are `expected`. A disk or another
+    /// program may have changed them without a change of size; then it is written again.
+    fn holds(&self, digest: &Digest, size: u64, expected: impl Read) -> bool {
+        if self.staged().contains_key(digest) {
+            return true;
+        }
+        let path = self.store.blob_path(digest);
+        let there = has_size(&path, size);
+        there && File::open(&path).and_then(|found| same(found, expected)).unwrap_or(false)
     }
 
     /// Where a blob can be read until this writer commits: staged, or in its place.
@@ -239,9 +253,11 @@ pub struct Staged<'a> {
 
 impl Staged<'_> {
     /// Ends the blob. When the store has it already, the copy is dropped.
-    pub fn finish(self) -> Result<Blob, Fault> {
+    pub fn finish(mut self) -> Result<Blob, Fault> {
+        self.file.rewind().map_err(|error| self.fault(&error))?;
         let (digest, size) = (Digest::from(self.hasher), self.size);
-        if self.writer.has(&digest, size) {
+        // What was written just now is in memory, so that only the old blob is read.
+        if self.writer.holds(&digest, size, self.file.as_file()) {
             return Ok(Blob { digest, size, new: false });
         }
         start_writing_back(self.file.as_file());
@@ -286,6 +302,35 @@ impl write::Staging for Writer {
     fn failed(&self, error: &io::Error) -> Fault {
         store_fault("write in", &self.store.blobs_dir(), error)
     }
+}
+
+/// Whether two readers give the same bytes.
+fn same(mut one: impl Read, mut other: impl Read) -> io::Result<bool> {
+    let mut pieces = [vec![0; PIECE], vec![0; PIECE]];
+    loop {
+        let [a, b] = &mut pieces;
+        let (read, other_read) = (fill(&mut one, a)?, fill(&mut other, b)?);
+        if a[..read] != b[..other_read] {
+            return Ok(false);
+        }
+        if read < PIECE {
+            return Ok(true);
+        }
+    }
+}
+
+/// Reads until the buffer is full or nothing follows.
+fn fill(from: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut at = 0;
+    while at < buffer.len() {
+        match from.read(&mut buffer[at..]) {
+            Ok(0) => break,
+            Ok(more) => at += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(at)
 }
 
 fn has_size(path: &Path, size: u64) -> bool {

@@ -11,7 +11,7 @@ use std::path::Path;
 use indexmap::IndexMap;
 use serde_json::Value;
 
-use super::{CREATE_AGAIN, Layer, Manifest, Store, media, store_fault};
+use super::{CREATE_AGAIN, Config, Layer, Manifest, Store, media, store_fault};
 use crate::companion;
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults};
@@ -63,6 +63,22 @@ impl Weight {
     pub fn format_name(&self) -> &str {
         self.format.map_or(crate::format::SOURCE, |format| &format.name)
     }
+}
+
+/// The format of a model whose config is `config`: nothing where nothing is quantized, whatever was
+/// asked for when it was made.
+pub fn told_format<'c>(config: &'c Config, weights: &[Weight]) -> &'c str {
+    match weights.iter().any(|weight| weight.format.is_some()) {
+        true => &config.file_type,
+        false => "",
+    }
+}
+
+/// Bits that a weight takes on average, scales and biases included; `None` where there are none.
+pub fn bits_per_weight(weights: &[Weight]) -> Option<f64> {
+    let elements: u64 = weights.iter().map(Weight::elements).sum();
+    let bytes: u64 = weights.iter().map(Weight::bytes).sum();
+    (elements > 0).then(|| bytes as f64 * 8.0 / elements as f64)
 }
 
 impl Store {

@@ -42,15 +42,13 @@ pub fn entries(tensor: &Tensor) -> Result<Vec<Entry>, Fault> {
         Fault::new(Code::UnknownFormat, format!("unknown format \"{format}\""))
             .on_tensor(&tensor.name)
     })?;
+    let from = tensor.dtype.quantized_from();
     // An empty or odd result is an error here, before anything is written.
-    if !format.fits(&tensor.shape)
-        || tensor.shape.contains(&0)
-        || Float::try_from(tensor.dtype).is_err()
-    {
+    if !format.fits(&tensor.shape) || tensor.shape.contains(&0) || Float::try_from(from).is_err() {
         let what = format!("{} does not fit {} {:?}", format.name, tensor.dtype, tensor.shape);
         return Err(Fault::new(Code::Compute, what).on_tensor(&tensor.name));
     }
-    let scale = format.scale_dtype(tensor.dtype);
+    let scale = format.scale_dtype(from);
     let mut entries = vec![
         entry("", Dtype::U32, format.packed_shape(&tensor.shape)),
         entry(SCALE, scale, format.scale_shape(&tensor.shape)),

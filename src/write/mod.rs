@@ -163,7 +163,7 @@ pub fn execute<S: Staging>(
         files.push(made);
     }
     sources.changed()?;
-    let warnings = sources.not_finite().warning().into_iter().collect();
+    let warnings = sources.not_finite().warnings();
     Ok(Outcome { blobs, files, warnings, elapsed: begun.elapsed() })
 }
 

@@ -15,6 +15,7 @@
 use super::arith::{Dequantized, Fp8, Mapped};
 use super::array::{Array, Slice, Stacked, Stored, Transposed};
 use super::ints;
+use super::kernels::Float;
 use super::source::Sources;
 use super::watch::Watch;
 use crate::dtype::Dtype;
@@ -61,14 +62,15 @@ fn build(tensor: &Tensor, sources: &Sources<'_>) -> Result<Recipe, Fault> {
     }
     let [array] = <[Array; 1]>::try_from(arrays)
         .map_err(|arrays| wrong(format!("{} arrays where one is wanted", arrays.len())))?;
-    if (array.dtype, &array.shape) != (tensor.dtype, &tensor.shape) {
+    let dtype = quantize.map_or(tensor.dtype, |_| tensor.dtype.quantized_from());
+    if (array.dtype, &array.shape) != (dtype, &tensor.shape) {
         return Err(wrong(format!(
-            "the operations give {} {:?}, the plan says {} {:?}",
-            array.dtype, array.shape, tensor.dtype, tensor.shape
+            "the operations give {} {:?}, the plan says {dtype} {:?}",
+            array.dtype, array.shape, tensor.shape
         )));
     }
     if let Some(format) = quantize
-        && !(format.fits(&array.shape) && array.dtype.is_float() && array.dtype != Dtype::F64)
+        && !(format.fits(&array.shape) && Float::try_from(array.dtype).is_ok())
     {
         let what = format!("{} does not fit {} {:?}", format.name, array.dtype, array.shape);
         return Err(wrong(what));

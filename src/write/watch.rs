@@ -1,10 +1,11 @@
-//! Scales and biases of the source that are no numbers.
+//! Weights, scales and biases of the source that are no numbers.
 //!
 //! Headers do not show them, and planning does not read weights, so they are noticed where they
-//! are read for writing. What is noticed is a set of places, not a count: a scale may be read more
-//! than once, and by several workers.
+//! are read for writing: the exponents of a piece that is in the processor's cache anyway. What is
+//! noticed is a set of places, not a count: a scale may be read more than once, and by several
+//! workers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::dtype::{Dtype, DtypeClass};
@@ -14,55 +15,114 @@ use crate::plan::{AffinePart, Op, SourceTensor, Tensor};
 
 /// Tensors that a warning names before it counts the others.
 const NAMED: usize = 4;
+/// Runs of 64 elements of a tensor in which places are kept: beyond, there is no need to count.
+const RUNS: usize = 4096;
 
-/// The places of all scales and biases that are NaN or infinite, by tensor.
+/// The places of all numbers that are NaN or infinite, by tensor.
 #[derive(Debug, Default)]
 pub struct NotFinite(Mutex<BTreeMap<(bool, String), Places>>);
 
-/// Some of a tensor's elements, one bit for each.
+/// Some of a tensor's elements.
 #[derive(Debug)]
 struct Places {
-    bits: Vec<u64>,
+    /// By run of 64 elements, one bit for each.
+    runs: HashMap<u64, u64>,
     elements: u64,
+    of: Of,
+}
+
+/// What numbers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Of {
+    /// Scales or biases of quantized weights.
+    Scales,
+    /// Weights, which the plan copies, decodes, or quantizes in this mode.
+    Weights(Option<Mode>),
+}
+
+impl Of {
+    /// What becomes of weights that are no numbers.
+    fn fate(self) -> Option<&'static str> {
+        Some(match self {
+            Of::Scales => return None,
+            Of::Weights(None) => "what is not quantized keeps them",
+            Of::Weights(Some(Mode::Affine)) => {
+                "integers take a NaN for the least number of its group, and an infinity makes its \
+                 whole group NaN"
+            }
+            Of::Weights(Some(_)) => "4-bit and 8-bit floats make its whole group next to zero",
+        })
+    }
+}
+
+impl Places {
+    fn count(&self) -> String {
+        let count = self.runs.values().map(|bits| bits.count_ones()).sum::<u32>();
+        let least = if self.runs.len() < RUNS { "" } else { "at least " };
+        format!("{least}{count} of {}", self.elements)
+    }
 }
 
 impl NotFinite {
-    /// What to say of them.
-    pub fn warning(&self) -> Option<Warning> {
+    /// What to say of them: of scales, for nothing under them has a value, and of weights.
+    pub fn warnings(&self) -> Vec<Warning> {
         let found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_, first) = found.keys().next()?;
-        let count = |places: &Places| places.bits.iter().map(|bits| bits.count_ones()).sum::<u32>();
-        let shown = found.iter().take(NAMED).map(|((_, name), places)| {
-            format!("{name} ({} of {})", count(places), places.elements)
+        let of_scales = |places: &Places| places.of == Of::Scales;
+        let scales = named(&found, of_scales).map(|(names, first)| {
+            let message = format!(
+                "the source is damaged: scales or biases are NaN or infinite, so the weights under \
+                 them have no value in this model either; quantize the original anew, or take it \
+                 from elsewhere: {names}"
+            );
+            Warning::new(Code::NotFinite, message).on_tensor(first)
         });
-        let shown = shown.collect::<Vec<_>>().join(", ");
-        let more = match found.len().saturating_sub(NAMED) {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
-        let message = format!(
-            "the source is damaged: scales or biases are NaN or infinite, so the weights under \
-             them have no value in this model either; quantize the original anew, or take it from \
-             elsewhere: {shown}{more}"
-        );
-        Some(Warning::new(Code::NotFinite, message).on_tensor(first.clone()))
+        let weights = named(&found, |places| !of_scales(places)).map(|(names, first)| {
+            let fates: BTreeSet<&str> =
+                found.values().filter_map(|places| places.of.fate()).collect();
+            let fates: Vec<&str> = fates.into_iter().collect();
+            let message = format!(
+                "the source is damaged: weights are NaN or infinite ({}); take it from elsewhere: \
+                 {names}",
+                fates.join("; ")
+            );
+            Warning::new(Code::NotFinite, message).on_tensor(first)
+        });
+        scales.into_iter().chain(weights).collect()
     }
 
     fn mark(&self, watch: &Watch, from: u64, finite: impl Iterator<Item = bool>) {
         let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let places = found.entry(watch.tensor.clone()).or_insert_with(|| Places {
-            bits: vec![0; watch.elements.div_ceil(64) as usize],
+            runs: HashMap::new(),
             elements: watch.elements,
+            of: watch.of,
         });
         for (at, _) in (from..).zip(finite).filter(|(_, finite)| !finite) {
-            if let Some(bits) = places.bits.get_mut((at / 64) as usize) {
-                *bits |= 1 << (at % 64);
+            if places.runs.len() < RUNS || places.runs.contains_key(&(at / 64)) {
+                *places.runs.entry(at / 64).or_default() |= 1 << (at % 64);
             }
         }
     }
 }
 
-/// Looks at a scale's or bias's bytes as they are read.
+/// The tensors of one kind with their counts, and the first of them.
+fn named(
+    found: &BTreeMap<(bool, String), Places>,
+    is: impl Fn(&Places) -> bool,
+) -> Option<(String, String)> {
+    let found: Vec<_> = found.iter().filter(|(_, places)| is(places)).collect();
+    let ((_, first), _) = found.first()?;
+    let shown = found.iter().take(NAMED);
+    let shown = shown.map(|((_, name), places)| format!("{name} ({})", places.count()));
+    let shown = shown.collect::<Vec<_>>().join(", ");
+    let more = match found.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Some((format!("{shown}{more}"), first.clone()))
+}
+
+/// Looks at a tensor's bytes as they are read.
 #[derive(Debug)]
 pub struct Watch {
     found: Arc<NotFinite>,
@@ -72,14 +132,17 @@ pub struct Watch {
     /// Elements of the tensor before the ones that are read.
     first: u64,
     dtype: Dtype,
+    of: Of,
 }
 
 impl Watch {
-    /// A watch for the source of this number, when it holds scales or biases of quantized weights.
+    /// A watch for the source of this number, unless it holds integers.
     pub fn of(tensor: &Tensor, number: usize, found: &Arc<NotFinite>) -> Option<Watch> {
         let source = tensor.sources.get(number)?;
+        let (dtype, of) = floats(tensor, number, source)?;
         Some(Watch {
-            dtype: scale_dtype(tensor, number, source)?,
+            dtype,
+            of,
             found: found.clone(),
             tensor: (source.draft, source.name.clone()),
             elements: source.shape.iter().product(),
@@ -112,9 +175,8 @@ impl Watch {
     }
 }
 
-/// What the source's numbers are, when they are scales or biases; `None` when they are weights or
-/// integers.
-fn scale_dtype(tensor: &Tensor, number: usize, source: &SourceTensor) -> Option<Dtype> {
+/// The floats that a source holds and what they are; `None` for integers.
+fn floats(tensor: &Tensor, number: usize, source: &SourceTensor) -> Option<(Dtype, Of)> {
     let stacked = tensor.ops.iter().map(|op| match op {
         Op::Stack { count } => (*count).max(1) as usize,
         _ => 1,
@@ -131,16 +193,21 @@ fn scale_dtype(tensor: &Tensor, number: usize, source: &SourceTensor) -> Option<
             Op::Dequantize { format: from, .. } => {
                 (format, beside) = (Some(from.as_str()), !is_weight);
             }
-            // The bias is made of the same numbers as the scale.
-            Op::AffineInt { part, .. } => beside = *part == AffinePart::Scale,
+            Op::AffineInt { part, .. } => beside = *part != AffinePart::Weight,
             _ => {}
         }
     }
-    let mode = format.and_then(|name| Formats::built_in().get(name)).map(|format| format.mode);
-    match (source.dtype, mode) {
-        _ if !beside => None,
-        (Dtype::U8, Some(Mode::Mxfp4 | Mode::Mxfp8)) => Some(Dtype::F8E8M0),
-        (Dtype::U8, Some(Mode::Nvfp4)) => Some(Dtype::F8E4M3),
-        (dtype, _) => (dtype.class() != DtypeClass::Integer).then_some(dtype),
+    let mode_of = |name: &str| Formats::built_in().get(name).map(|format| format.mode);
+    if !beside {
+        let to = tensor.ops.last().and_then(Op::quantizes).and_then(mode_of);
+        let is_float = source.dtype.class() != DtypeClass::Integer;
+        return is_float.then_some((source.dtype, Of::Weights(to)));
     }
+    let dtype = match (source.dtype, format.and_then(mode_of)) {
+        (Dtype::U8, Some(Mode::Mxfp4 | Mode::Mxfp8)) => Dtype::F8E8M0,
+        (Dtype::U8, Some(Mode::Nvfp4)) => Dtype::F8E4M3,
+        (dtype, _) if dtype.class() == DtypeClass::Integer => return None,
+        (dtype, _) => dtype,
+    };
+    Some((dtype, Of::Scales))
 }

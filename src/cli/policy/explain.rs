@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use indexmap::IndexMap;
 
 use super::PolicyDir;
 use crate::cli::args::OutputArg;
@@ -49,8 +50,8 @@ pub fn run(args: &Explain) -> Result<(), ui::Failure> {
     if explanations.is_empty() {
         ui::note("no tensor of the model matches the glob");
     }
-    for explanation in &explanations {
-        ui::print(text(explanation, args.all));
+    for (name, count, explanation) in alike(&explanations) {
+        ui::print(text(name, count, explanation, args.all));
     }
     Ok(())
 }
@@ -65,13 +66,41 @@ fn explain(args: &Explain) -> Result<Vec<Explanation>, Faults> {
     plan::explain(prepared.stock(), role, format, args.glob.as_deref())
 }
 
-fn text(explanation: &Explanation, all: bool) -> String {
-    let Explanation { tensor, shape, stacked, format, rule, layout, .. } = explanation;
+/// Explanations that differ in nothing but a number inside of a layer, an expert's, are one: its
+/// name, of how many it tells, and the first.
+fn alike(explanations: &[Explanation]) -> Vec<(String, usize, &Explanation)> {
+    let mut found: IndexMap<(String, String), (usize, &Explanation)> = IndexMap::new();
+    for explanation in explanations {
+        let reasons = Explanation { tensor: String::new(), ..explanation.clone() };
+        let key = (unnumbered(&explanation.tensor), format!("{reasons:?}"));
+        found.entry(key).or_insert((0, explanation)).0 += 1;
+    }
+    let named = |((name, _), (count, first)): ((String, String), (usize, _))| {
+        let first: &Explanation = first;
+        (if count == 1 { first.tensor.clone() } else { name }, count, first)
+    };
+    found.into_iter().map(named).collect()
+}
+
+/// The name with `*` for all numbers but the first, which is the layer's.
+fn unnumbered(tensor: &str) -> String {
+    let mut numbers = 0;
+    let part = |part: &str| {
+        let is_number = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        numbers += usize::from(is_number);
+        if is_number && numbers > 1 { "*".to_string() } else { part.to_string() }
+    };
+    tensor.split('.').map(part).collect::<Vec<_>>().join(".")
+}
+
+fn text(tensor: String, count: usize, explanation: &Explanation, all: bool) -> String {
+    let Explanation { shape, stacked, format, rule, layout, .. } = explanation;
+    let of = if count == 1 { String::new() } else { format!(", {count} alike") };
     let from = match stacked {
         0 => String::new(),
         n => format!(", {n} experts stacked"),
     };
-    let mut out = format!("{tensor}  {} ({layout}{from})\n", render::shape(shape));
+    let mut out = format!("{tensor}  {} ({layout}{from}{of})\n", render::shape(shape));
     for trial in &explanation.trials {
         let why = match (trial.outcome, &trial.by) {
             ("no-glob", _) if !all => continue,

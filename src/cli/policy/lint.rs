@@ -40,13 +40,18 @@ enum Form {
 }
 
 pub fn run(args: &Lint) -> Result<(), ui::Failure> {
-    let findings = ui::failing(args.output != Form::Text, findings(args))?;
+    let (findings, faults) = ui::failing(args.output != Form::Text, findings(args))?;
+    let clean = findings.is_empty() && faults.0.is_empty();
+    // SARIF has a place for what could not be linted.
+    if args.output != Form::Sarif {
+        ui::failing(args.output == Form::Json, faults.clone().or(()))?;
+    }
     match args.output {
         Form::Json => {
             let findings: Vec<_> = findings.iter().map(Finding::json).collect();
             ui::print_json(&serde_json::json!({ "findings": findings }));
         }
-        Form::Sarif => ui::print_json(&lint::sarif(&findings)),
+        Form::Sarif => ui::print_json(&lint::sarif(&findings, &faults)),
         Form::Text => {
             for finding in &findings {
                 ui::print(format!("{:?}", diagnostic(finding)));
@@ -58,10 +63,11 @@ pub fn run(args: &Lint) -> Result<(), ui::Failure> {
             });
         }
     }
-    if findings.is_empty() { Ok(()) } else { Err(ui::Failure::shown(1)) }
+    if clean { Ok(()) } else { Err(ui::Failure::shown(1)) }
 }
 
-fn findings(args: &Lint) -> Result<Vec<Finding>, Faults> {
+/// What is found in the files that can be read, and what is wrong with the others.
+fn findings(args: &Lint) -> Result<(Vec<Finding>, Faults), Faults> {
     let mut library = args.policies.library()?;
     let mut faults = Faults::default();
     let mut names = Vec::new();
@@ -90,7 +96,7 @@ fn findings(args: &Lint) -> Result<Vec<Finding>, Faults> {
             findings.extend(faults.absorb(lint::lint(&library, entry)).unwrap_or_default());
         }
     }
-    faults.or(findings)
+    Ok((findings, faults))
 }
 
 fn diagnostic(finding: &Finding) -> miette::Report {

@@ -59,9 +59,9 @@ pub fn run(args: &List) -> Result<(), ui::Failure> {
         return Ok(());
     }
     let mut table =
-        ui::table(&["NAME", "EXTENDS", "ROLE", "RULES", "RUNS", "ARCHITECTURES", "FILE"]);
+        ui::Table::new(&["NAME", "EXTENDS", "ROLE", "RULES", "RUNS", "ARCHITECTURES", "FILE"]);
     for row in rows {
-        table.add_row([
+        table.row([
             row.name,
             row.extends.unwrap_or_else(|| "-".into()),
             row.role.into(),
@@ -71,7 +71,7 @@ pub fn run(args: &List) -> Result<(), ui::Failure> {
             row.file,
         ]);
     }
-    ui::print(table);
+    ui::print_table(&table);
     Ok(())
 }
 
@@ -82,15 +82,15 @@ fn parsers(args: &List) -> Result<(), ui::Failure> {
         ui::print_json(&serde_json::json!({ "parsers": names }));
         return Ok(());
     }
-    let mut table = ui::table(&["PARSER", "THINKING", "TOOLS"]);
+    let mut table = ui::Table::new(&["PARSER", "THINKING", "TOOLS"]);
     for parser in &parsers {
         let yes = |does: bool| if does { "yes" } else { "-" };
-        table.add_row([
+        table.row([
             parser.name.as_str(),
             yes(parser.thinking.is_some()),
             yes(!parser.tools.is_empty()),
         ]);
     }
-    ui::print(table);
+    ui::print_table(&table);
     Ok(())
 }

@@ -76,7 +76,9 @@ pub(super) fn talk(
         turns: Vec::new(),
     };
     if raw {
-        anstream::eprintln!("Each message is gone on from as it is, without a chat template.");
+        anstream::eprintln!(
+            "No chat template is used: the model continues the text of each message."
+        );
     }
     loop {
         let message = match read_message(&mut editor) {
