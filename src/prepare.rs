@@ -25,8 +25,21 @@ impl Prepared {
     /// Whether it fits, as a draft, a target of this config.
     ///
     /// # Errors
-    /// As [`fit::check`], each naming the draft's config.
+    /// As [`fit::check`], each naming the draft's config; a whole model that lacks its embedding.
     pub fn fits(&self, target: &serde_json::Value) -> Result<(), Faults> {
+        if let Some(name) = self.lacks_embedding() {
+            let message = format!(
+                "the draft is a whole model (policy {}) and has no {name}",
+                self.policy.name
+            );
+            return Err(Fault::new(Code::DraftMisfit, message)
+                .in_file(&self.inventory.dir)
+                .help(
+                    "take the draft's whole folder; a head that borrows the model's embedding has a \
+                     policy with `role: draft`",
+                )
+                .into());
+        }
         let tensors = self.inventory.tensors.iter();
         let tensors: Vec<_> = tensors.map(|t| (t.name.as_str(), t.shape.as_slice())).collect();
         let draft = fit::Draft { config: &self.inventory.config, tensors: &tensors };
@@ -34,6 +47,24 @@ impl Prepared {
             let of_config = |fault: Fault| fault.in_file(self.inventory.dir.join(read::CONFIG));
             Faults(faults.0.into_iter().map(of_config).collect())
         })
+    }
+
+    /// The name of the embedding that it should have and has not: only a draft by its policy
+    /// borrows its target's.
+    fn lacks_embedding(&self) -> Option<String> {
+        let decoder = self.policy.decoder.as_ref()?;
+        if self.policy.chain.first()?.file.role == Role::Draft {
+            return None;
+        }
+        let names = decoder.embed.tensor.list();
+        let is = |weight: &str, name: &String| {
+            let module = weight.strip_suffix(".weight").unwrap_or(weight);
+            module
+                .strip_suffix(name.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        };
+        let has = |name| self.classified.weights.iter().any(|weight| is(&weight.name, name));
+        (!names.iter().any(has)).then(|| format!("{}.weight", names.join(" or ")))
     }
 
     /// What planning takes.

@@ -114,7 +114,8 @@ impl Table {
                 let name = self.header.get(n + 1).map_or("", String::as_str);
                 let lead = match (names, name) {
                     (0, _) => " ".repeat(GAP),
-                    _ => format!("{:GAP$}{name}{:1$}", "", GAP + names - name.width()),
+                    _ => [" ".repeat(GAP), name.into(), " ".repeat(GAP + names - name.width())]
+                        .concat(),
                 };
                 let inner = width.saturating_sub(lead.width()).max(1);
                 for (at, line) in wrap(cell, inner).iter().enumerate() {

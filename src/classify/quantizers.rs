@@ -52,13 +52,9 @@ pub fn judge(
         Err(faults) if !is_read => {
             let first = faults.0.iter().find_map(|fault| Some((fault, fault.tensor.as_ref()?)));
             match first.and_then(|(fault, name)| Some((fault, find(inventory, name)?))) {
-                Some((fault, tensor)) => refused(
-                    format!(
-                        "{says}, which {cannot}{holds}: {} {:?} {}",
-                        tensor.dtype, tensor.shape, fault.message
-                    ),
-                    tensor,
-                ),
+                Some((fault, tensor)) => {
+                    refused(format!("{says}, which {cannot}{holds}: {}", fault.message), tensor)
+                }
                 None => Err(faults),
             }
         }

@@ -13,7 +13,7 @@ use super::matching::{Answer, Candidate, Options, Signature, producer};
 use super::paths::Roots;
 use super::sides::{Sides, Stands};
 use super::{Classified, Input, Part, Weight, WeightKind};
-use crate::dtype::DtypeClass;
+use crate::dtype::{Dtype, DtypeClass};
 use crate::fault::{Code, Fault, Faults, Warning};
 use crate::plan::Op;
 use crate::read::{Inventory, TensorInfo, Values};
@@ -183,6 +183,10 @@ impl<'a> Sorting<'a> {
         let (suffix, index) = (weight.suffix, weight.tensor);
         let scheme = scheme.map(|(_, group)| group);
         let options = Options::new(self.layouts, self.inventory, weight, scheme);
+        if class == DtypeClass::Float8 && alone && tensor.dtype == Dtype::F8E4M3 {
+            self.unscaled(tensor);
+            return;
+        }
         if options.is_empty() {
             match class {
                 DtypeClass::Integer if alone => self.plain(index),
@@ -347,9 +351,10 @@ impl<'a> Sorting<'a> {
 
     fn plain(&mut self, index: u32) {
         let tensor = self.tensor(index);
-        if tensor.dtype.class() == DtypeClass::Float8 {
-            self.unknown(tensor);
-            return;
+        match tensor.dtype {
+            Dtype::F8E4M3 => return self.unscaled(tensor),
+            dtype if dtype.class() == DtypeClass::Float8 => return self.unknown(tensor),
+            _ => {}
         }
         if let Some(module) = tensor.name.strip_suffix(".weight")
             && tensor.dtype.is_float()
@@ -373,6 +378,19 @@ impl<'a> Sorting<'a> {
                 shape: tensor.shape.clone(),
             }),
         });
+    }
+
+    fn unscaled(&mut self, tensor: &TensorInfo) {
+        let message = "is of 8-bit floats without a scale beside them: its values are not known";
+        self.faults.push(
+            Fault::new(Code::Companion, message)
+                .in_file(self.file(tensor))
+                .on_tensor(tensor.name.clone())
+                .help(
+                    "a scale is a tensor beside it, such as .weight_scale or .weight_scale_inv: \
+                     take a copy that has them, or the model in BF16",
+                ),
+        );
     }
 
     fn unknown(&mut self, tensor: &TensorInfo) {

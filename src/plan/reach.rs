@@ -56,17 +56,20 @@ impl Reach {
                 format!("nothing is quantized to {format}: no rule wants it of any weight");
             return Some(Warning::new(Code::LittleQuantized, message));
         };
-        let share = match reached {
-            0 => format!("none of the {} weights", count(asked)),
-            _ => format!(
-                "only {:.1} % of the weights ({} of {})",
-                reached as f64 * 100.0 / asked as f64,
-                count(reached),
-                count(asked)
+        let (share, are) = match reached {
+            0 => (format!("none of the {} weights", count(asked)), "is"),
+            _ => (
+                format!(
+                    "only {:.1} % of the weights ({} of {})",
+                    reached as f64 * 100.0 / asked as f64,
+                    count(reached),
+                    count(asked)
+                ),
+                "are",
             ),
         };
         let message = format!(
-            "{share} that {format} was asked for are quantized: no group ({}) divides the last axis \
+            "{share} that {format} was asked for {are} quantized: no group ({}) divides the last axis \
              ({}) of {left} tensors, which stay at source precision{}",
             numbers(&self.groups),
             numbers(&self.axes),
