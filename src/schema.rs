@@ -22,6 +22,10 @@ pub const ALL: &[Named] = &[
     named::<crate::plan::Plan>("plan", "a printed plan"),
     named::<crate::classify::file::SourceFile>("source", "a producer's layout"),
     named::<crate::classify::file::ClaimsFile>("claims", "where configs claim what is quantized"),
+    named::<crate::classify::file::QuantizersFile>(
+        "quantizers",
+        "which programs that quantize lathe reads, and which it names and refuses",
+    ),
     named::<crate::read::Described>("inventory", "an inventory file"),
 ];
 

@@ -183,10 +183,6 @@ impl<'a> Sorting<'a> {
         let (suffix, index) = (weight.suffix, weight.tensor);
         let scheme = scheme.map(|(_, group)| group);
         let options = Options::new(self.layouts, self.inventory, weight, scheme);
-        if class == DtypeClass::Float8 && alone && tensor.dtype == Dtype::F8E4M3 {
-            self.unscaled(tensor);
-            return;
-        }
         if options.is_empty() {
             match class {
                 DtypeClass::Integer if alone => self.plain(index),
@@ -207,6 +203,9 @@ impl<'a> Sorting<'a> {
             answer
         });
         match &*answer {
+            Answer::Not { code: Code::Companion, .. } if alone && tensor.dtype == Dtype::F8E4M3 => {
+                self.unscaled(tensor);
+            }
             Answer::Not { layout, code, message, suffix } => {
                 let name = format!("{}{suffix}", group.base);
                 let named = if suffix.is_empty() { &tensor.name } else { &name };

@@ -71,8 +71,10 @@ fn mlx_bits_come_from_the_config_and_must_fit() {
     let wrong = json!({"quantization": {"bits": 6, "group_size": 64}});
     let faults = classify(&inventory(wrong, &tensors)).unwrap_err();
     assert_eq!(faults.0[0].code, Code::BadScale, "{faults}");
-    let faults = classify(&inventory(json!({}), &tensors)).unwrap_err();
-    assert_eq!(faults.0[0].code, Code::BadScale, "{faults}");
+    for silent in [json!({}), json!({"quantization": {"bits": "4", "group_size": 64}})] {
+        let faults = classify(&inventory(silent, &tensors)).unwrap_err();
+        assert_eq!(faults.0[0].code, Code::BadConfig, "{faults}");
+    }
 }
 
 #[test]

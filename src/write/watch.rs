@@ -28,7 +28,8 @@ struct Places {
     /// By run of 64 elements, one bit for each.
     runs: HashMap<u64, u64>,
     elements: u64,
-    of: Of,
+    /// What they are to the tensors that are made of them.
+    of: Vec<Of>,
 }
 
 /// What numbers are.
@@ -67,7 +68,7 @@ impl NotFinite {
     /// What to say of them: of scales, for nothing under them has a value, and of weights.
     pub fn warnings(&self) -> Vec<Warning> {
         let found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_scales = |places: &Places| places.of == Of::Scales;
+        let of_scales = |places: &Places| places.of.contains(&Of::Scales);
         let scales = named(&found, of_scales).map(|(names, first)| {
             let message = format!(
                 "the source is damaged: scales or biases are NaN or infinite, so the weights under \
@@ -78,7 +79,7 @@ impl NotFinite {
         });
         let weights = named(&found, |places| !of_scales(places)).map(|(names, first)| {
             let fates: BTreeSet<&str> =
-                found.values().filter_map(|places| places.of.fate()).collect();
+                found.values().flat_map(|places| &places.of).filter_map(|of| of.fate()).collect();
             let fates: Vec<&str> = fates.into_iter().collect();
             let message = format!(
                 "the source is damaged: weights are NaN or infinite ({}); take it from elsewhere: \
@@ -95,8 +96,11 @@ impl NotFinite {
         let places = found.entry(watch.tensor.clone()).or_insert_with(|| Places {
             runs: HashMap::new(),
             elements: watch.elements,
-            of: watch.of,
+            of: Vec::new(),
         });
+        if !places.of.contains(&watch.of) {
+            places.of.push(watch.of);
+        }
         for (at, _) in (from..).zip(finite).filter(|(_, finite)| !finite) {
             if places.runs.len() < RUNS || places.runs.contains_key(&(at / 64)) {
                 *places.runs.entry(at / 64).or_default() |= 1 << (at % 64);

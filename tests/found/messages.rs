@@ -265,7 +265,11 @@ fn weights_of_programs_that_are_not_read_are_refused_by_the_programs_name() {
 #[test]
 fn marks_of_a_program_are_known_without_a_claim() {
     let sandbox = Sandbox::new();
-    for (name, _, projection) in producers().into_iter().take(8) {
+    let marked = ["bitsandbytes", "HQQ", "quanto", "AQLM", "SpQR", "HIGGS", "FP-Quant", "torchao"];
+    for (name, _, projection) in producers() {
+        if !marked.contains(&name) {
+            continue;
+        }
         sandbox.file("m/config.json", config().to_string());
         sandbox.file("m/model.safetensors", file(&with_projections(projection)));
         let (code, message, _) = refused(&sandbox, "m");

@@ -1,16 +1,22 @@
-//! Scales and biases that are no numbers are told of, whatever the layout, and weights are not.
+//! Scales, biases and weights that are no numbers are told of, whatever the layout, each as what
+//! they are.
 
 use super::*;
 use crate::plan::GlobalScale;
 
-/// What a plan of these tensors warns of.
+/// What a plan of these tensors warns of, when it is one thing at most.
 fn warned(raws: &[Raw], tensors: Vec<Tensor>) -> Option<Warning> {
+    let warnings = all_warned(raws, tensors);
+    assert!(warnings.len() < 2, "{warnings:?}");
+    warnings.into_iter().next()
+}
+
+/// What a plan of these tensors warns of.
+fn all_warned(raws: &[Raw], tensors: Vec<Tensor>) -> Vec<Warning> {
     let dir = tempfile::tempdir().unwrap();
     let inventory = folder(dir.path(), raws);
     let staging = InMemory::with_room(u64::MAX);
-    let outcome = run_with(&plan(tensors), &inventory, &staging, 2, 1 << 10).unwrap();
-    assert!(outcome.warnings.len() < 2, "{:?}", outcome.warnings);
-    outcome.warnings.into_iter().next()
+    run_with(&plan(tensors), &inventory, &staging, 2, 1 << 10).unwrap().warnings
 }
 
 /// `count` ones of a dtype, the first `bad` of them no numbers.
@@ -136,19 +142,39 @@ fn stacks_and_runs_are_counted_where_they_are_in_the_source() {
         tensor.sources[number].view = Some(View { start, shape: vec![1, 1] });
     }
     // The weight's own codes that are no numbers are not a scale's.
-    let warning = warned(&raws, vec![tensor]).unwrap();
-    assert!(warning.message.ends_with(": s (1 of 2)"), "{warning:?}");
+    let warnings = all_warned(&raws, vec![tensor]);
+    let ends: Vec<bool> = [": s (1 of 2)", ": w.0 (64 of 64)"]
+        .iter()
+        .zip(&warnings)
+        .map(|(end, warning)| warning.message.ends_with(end))
+        .collect();
+    assert_eq!(ends, [true, true], "{warnings:?}");
 }
 
 #[test]
-fn plain_weights_may_hold_anything() {
+fn weights_are_told_of_with_what_becomes_of_them() {
     let raw: Raw = ("w", Dtype::BF16, vec![4, 64], ones(Dtype::BF16, 256, 9));
     let quantize = Op::Quantize { format: "int4".into() };
     let tensors = vec![
         planned(&[&raw], "t", vec![Op::Copy], Dtype::BF16, &[4, 64]),
         planned(&[&raw], "u", vec![quantize], Dtype::BF16, &[4, 64]),
     ];
-    assert_eq!(warned(&[raw], tensors), None);
+    let warning = warned(&[raw], tensors).unwrap();
+    assert!(warning.message.ends_with(": w (9 of 256)"), "{warning:?}");
+    for fate in ["what is not quantized keeps them", "least number of its group"] {
+        assert!(warning.message.contains(fate), "{warning:?}");
+    }
+}
+
+/// More places than are kept are counted as far as they are kept.
+#[test]
+fn a_tensor_without_any_number_takes_little_memory() {
+    let count = 1 << 19;
+    let raw: Raw =
+        ("w", Dtype::BF16, vec![count], ones(Dtype::BF16, count as usize, count as usize));
+    let tensors = vec![planned(&[&raw], "t", vec![Op::Copy], Dtype::BF16, &[count])];
+    let warning = warned(&[raw], tensors).unwrap();
+    assert!(warning.message.ends_with(": w (at least 262144 of 524288)"), "{warning:?}");
 }
 
 #[test]
