@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use indexmap::IndexMap;
 use regex::Regex;
 
 use super::dims::Pattern;

@@ -113,11 +113,11 @@ fn show(planned: &Planned) {
         "{} tensors would need create again: their formats stay as they are",
         planned.create_again.len()
     ));
-    let mut table = ui::table(&["TENSOR", "IS", "WOULD BE", "RULE"]);
+    let mut table = ui::Table::new(&["TENSOR", "IS", "WOULD BE", "RULE"]);
     for one in &planned.create_again {
-        table.add_row([&one.tensor, &one.is, &one.would_be, &one.rule]);
+        table.row([&one.tensor, &one.is, &one.would_be, &one.rule]);
     }
-    ui::print(table);
+    ui::print_table(&table);
 }
 
 fn show_policy(change: &PolicyChange) {
