@@ -124,6 +124,10 @@ codes! {
     NoChatTemplate = "no-chat-template",
     /// A rule matched no tensor of the model.
     DeadRule = "dead-rule",
+    /// The decoder is exact up to a length only, and refuses longer prompts.
+    ExactContext = "exact-context",
+    /// A key of the config is known to change what the model computes, and the decoder does not read it.
+    UnreadConfig = "unread-config",
     /// An edited plan gives a tensor another format than the policy.
     Edited = "edited",
     /// Only the catch-all rule reached the tensor.

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::args::{OutputArg, StoreArg};
 use super::ui;
+use crate::decoder;
 use crate::fault::{Code, Fault, Faults};
 use crate::modelfile::{Message, Modelfile, Parameters};
 use crate::plan::{self, render};
@@ -75,6 +76,8 @@ struct Model {
     modelfile: Modelfile,
     /// The policies that it carries: its own, and its draft's.
     policies: Vec<(Role, Result<Head, Fault>)>,
+    /// Tokens up to which its decoder is exact, where that says so.
+    exact_context: Option<usize>,
 }
 
 /// A row of `--tensors`.
@@ -131,7 +134,18 @@ impl Model {
         let architecture = architecture(&store, &manifest);
         let modelfile = modelfile(&store, &entry.name, &manifest, &config)?;
         let policies = policies(&store, &entry.name, &manifest);
-        Ok(Model { entry, manifest, config, architecture, weights, origin, modelfile, policies })
+        let exact_context = exact_context(&store, &entry.name, &manifest);
+        Ok(Model {
+            entry,
+            manifest,
+            config,
+            architecture,
+            weights,
+            origin,
+            modelfile,
+            policies,
+            exact_context,
+        })
     }
 
     fn tensors(&self) -> Vec<Row<'_>> {
@@ -195,6 +209,7 @@ impl Model {
             "draft": self.config.draft,
             "policy": self.policy(Role::Target).and_then(|head| head.as_ref().ok()),
             "draft_policy": self.policy(Role::Draft).and_then(|head| head.as_ref().ok()),
+            "exact_context": self.exact_context,
             "files": self.files(),
             "template": template,
             "system": system,
@@ -217,6 +232,13 @@ fn policies(store: &Store, name: &Name, manifest: &Manifest) -> Vec<(Role, Resul
 /// What the model's own config says it is.
 fn architecture(store: &Store, manifest: &Manifest) -> Option<String> {
     crate::checkpoint::architecture(&store.model_config(manifest).ok()?).ok()
+}
+
+/// What the policy that it is run by says of its decoder; nothing when that cannot be read.
+fn exact_context(store: &Store, name: &Name, manifest: &Manifest) -> Option<usize> {
+    let policy = store.policy(name, manifest, Role::Target, None).ok()?;
+    let config = store.model_config(manifest).ok()?;
+    decoder::exact_context(policy.decoder.as_ref()?, &config).ok()?
 }
 
 /// A Modelfile that makes the same model from the stored one.
@@ -343,6 +365,11 @@ fn print_summary(model: &Model) {
         }
     }
     ui::print_table(&table);
+    if let Some(tokens) = model.exact_context {
+        ui::note(&format!(
+            "its decoder is exact up to {tokens} tokens, and refuses longer prompts"
+        ));
+    }
     let foreign = model.weights.iter().any(|w| w.format.is_some_and(|format| !format.ollama));
     if foreign {
         ui::note("Ollama cannot read some of these formats; lathe and mlx-lm can");

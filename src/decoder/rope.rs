@@ -95,6 +95,21 @@ impl Kind {
         KINDS.iter().find(|kind| kind.names.contains(&name))
     }
 
+    /// The keys of a flat object that are not null and that its kind does not read, but for those
+    /// that change nothing in any kind.
+    pub(super) fn unread(parameters: &Json) -> impl Iterator<Item = &String> {
+        let name = parameters.get("rope_type").or_else(|| parameters.get("type"));
+        // Without a type reading it is an error.
+        let kind = name.and_then(Json::as_str).and_then(Kind::named);
+        let entries = parameters.as_object().into_iter().flatten();
+        let entries = entries.filter(|(_, value)| !value.is_null()).map(|(key, _)| key);
+        entries.filter(move |key| {
+            let passed_over =
+                [ALL_READ, WITHOUT_TYPE].iter().any(|keys| keys.contains(&key.as_str()));
+            !passed_over && kind.is_some_and(|kind| !kind.keys.contains(&key.as_str()))
+        })
+    }
+
     /// All names, for people.
     pub fn all_names() -> String {
         let names: Vec<&str> = KINDS.iter().flat_map(|kind| kind.names).copied().collect();
@@ -217,7 +232,7 @@ fn narrowed(frequencies: Vec<f64>) -> Vec<f32> {
 }
 
 /// Where a config gives the object when the description does not say: the first that is there.
-const USUAL: [&str; 2] = ["rope_scaling", "rope_parameters"];
+pub(super) const USUAL: [&str; 2] = ["rope_scaling", "rope_parameters"];
 
 impl Given {
     /// What `scope`, where the description stands, says of the rotation of heads of `head_dim`

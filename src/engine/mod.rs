@@ -97,8 +97,21 @@ impl Answer {
 impl Engine {
     /// The most tokens that prompt and answer may have together under these options.
     pub fn context(&self, options: &Options) -> usize {
-        let trained = self.model.context().unwrap_or(usize::MAX);
-        options.context.map_or(trained, |wanted| wanted.min(trained))
+        let bounds = [self.model.context(), self.model.exact_context(), options.context];
+        bounds.into_iter().flatten().min().unwrap_or(usize::MAX)
+    }
+
+    fn too_long(&self, prompt: &str, context: usize) -> Fault {
+        let what = match self.model.exact_context() {
+            Some(exact) if exact == context => format!(
+                "the prompt has {prompt} tokens; the decoder of the model's policy is exact up to \
+                 {context}, with the answer (`exact_context`)"
+            ),
+            _ => format!(
+                "the prompt has {prompt} tokens; the model's context holds {context} with the answer"
+            ),
+        };
+        Fault::new(Code::ContextTooLong, what).help("shorten the prompt")
     }
 
     /// Time that loading took.
@@ -174,7 +187,7 @@ impl Engine {
         // What is far too long is not tokenized to find out.
         let least = self.tokenizer.least_tokens(&rendered, context);
         if least >= context {
-            return Err(too_long(&format!("at least {least}"), context));
+            return Err(self.too_long(&format!("at least {least}"), context));
         }
         let ids = match &request.prompt {
             Prompt::Plain(text) => self.tokenizer.encode(text)?,
@@ -184,7 +197,7 @@ impl Engine {
             return Err(Fault::new(Code::Usage, "there is nothing to answer: the prompt is empty"));
         }
         if ids.len() >= context {
-            return Err(too_long(&ids.len().to_string(), context));
+            return Err(self.too_long(&ids.len().to_string(), context));
         }
         let mut words = Words::new(self, request, &rendered)?;
         let mut sampler = Sampler::new(options.sampling.clone());
@@ -313,11 +326,4 @@ impl<'a> Words<'a> {
 fn no_template() -> Fault {
     Fault::new(Code::Template, "the model has no chat template, so it cannot hold a conversation")
         .help("give it a plain prompt with --raw, or a Jinja TEMPLATE in its Modelfile")
-}
-
-fn too_long(prompt: &str, context: usize) -> Fault {
-    let what = format!(
-        "the prompt has {prompt} tokens; the model's context holds {context} with the answer"
-    );
-    Fault::new(Code::ContextTooLong, what).help("shorten the prompt")
 }

@@ -84,7 +84,8 @@ pub fn check(writer: &Writer, manifest: &Manifest) -> Result<Checked, Faults> {
         }
         Err(faults) => return Err(faults),
     };
-    ids.truncate(model.context().unwrap_or(usize::MAX));
+    let bounds = [model.context(), model.exact_context()];
+    ids.truncate(bounds.into_iter().flatten().min().unwrap_or(usize::MAX));
     let (loss, vocabulary) = loss(&model, &ids)?;
     let uniform = (vocabulary as f64).ln();
     if !loss.is_finite() {

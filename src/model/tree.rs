@@ -16,6 +16,7 @@ use super::rope::Rope;
 use super::source::TensorSource;
 use crate::cache::{Cache, LayerCache};
 use crate::decoder::description::{Decoder, Expr};
+use crate::decoder::exact_context;
 use crate::decoder::values::Scope;
 use crate::fault::{Code, Fault, Faults};
 
@@ -76,6 +77,8 @@ pub struct Model {
     /// The different ones.
     ropes: Vec<Rope>,
     context: Option<usize>,
+    /// Tokens up to which the description says that it is exact.
+    exact_context: Option<usize>,
     native_bytes: usize,
 }
 
@@ -116,6 +119,10 @@ pub fn load(
         Some(context) => to.int_or(&Some(context.clone()), 0),
         None => None,
     };
+    let exact_context = exact_context(decoder, config).unwrap_or_else(|reason| {
+        to.fault(reason);
+        None
+    });
     let beyond = names_beyond(&mut to, decoder, &root);
     to.check_all_used(&decoder.unused, &beyond);
     let mut layers = layers;
@@ -130,7 +137,7 @@ pub fn load(
     // A rotation may stretch it further than the config's own number says.
     let reach = ropes.iter().filter_map(|rope| rope.rotation.reach).max();
     let context = context.map(|context| context.max(reach.unwrap_or(0)));
-    Ok(Model { embed, layers, norm, head, slots, ropes, context, native_bytes })
+    Ok(Model { embed, layers, norm, head, slots, ropes, context, exact_context, native_bytes })
 }
 
 fn set_values<'a>(
@@ -210,6 +217,11 @@ impl Model {
     pub fn runs_again(&self, from: usize, to: usize) -> bool {
         let changes = |rope: &Rope| rope.run_again && !rope.rotation.is_same_of(from, to);
         self.ropes.iter().any(changes)
+    }
+
+    /// The tokens up to which the decoder computes what the model does, where it says so.
+    pub fn exact_context(&self) -> Option<usize> {
+        self.exact_context
     }
 
     /// The context in tokens, trained or stretched to, where the config says.

@@ -139,6 +139,9 @@ pub fn plan(target: Stock, draft: Option<Stock>, options: &Options) -> Result<Pl
         let what = format!("{message}, so that it can be imported and not run: {help}");
         plan.warnings.push(Warning::new(Code::Tokenizer, what));
     }
+    if let Some(decoder) = &target.policy.decoder {
+        plan.warnings.extend(super::decoder::warnings(decoder, &target.inventory.config));
+    }
     if target.policy.chain[0].file.matches.is_none() {
         plan.warnings.push(Warning::new(
             Code::NoPolicy,

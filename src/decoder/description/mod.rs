@@ -47,6 +47,11 @@ pub struct Decoder {
     /// see `converted`, true or false.
     #[serde(default)]
     pub converted: Option<Converted>,
+    /// Up to how many tokens the decoder computes what the model does, where it leaves something
+    /// out that matters beyond (`index_topk` for a sparse indexer): longer prompts are refused, and
+    /// answers end there. Null or 0 is no bound.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exact_context: Option<Expr>,
     /// The trained context, in tokens.
     #[serde(default)]
     pub context: Option<Expr>,
