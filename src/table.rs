@@ -1,8 +1,8 @@
 //! Tables for people: cells in, lines of text out, never wider than they need to be.
 //!
 //! A table has its natural width where that fits. Where it does not, the widest columns are wrapped
-//! between words; and where the words themselves do not fit side by side, each row becomes a block
-//! with a line for each cell. Words are not broken: a name that is copied from a table is whole.
+//! between words; and where the words themselves do not fit side by side, each row becomes a block:
+//! its first cell, and the others under it. Words are not broken: a name that is copied is whole.
 
 use unicode_width::UnicodeWidthStr;
 
@@ -103,31 +103,38 @@ impl Table {
         out
     }
 
-    /// The first cell of a row, and under it a line for each other one with its column's name.
+    /// The first cell of a row, and indented under it the others, each after its column's name, as
+    /// many on a line as fit.
     fn blocks(&self, width: usize) -> String {
-        let names = self.header.iter().skip(1).map(|name| name.width()).max().unwrap_or(0);
-        let mut out = String::new();
+        let room = width.saturating_sub(GAP).max(1);
+        let mut lines: Vec<String> = Vec::new();
         for row in &self.rows {
             let Some((first, rest)) = row.split_first() else { continue };
-            out.push_str(first);
-            for (n, cell) in rest.iter().enumerate().filter(|(_, cell)| !cell.is_empty()) {
-                let name = self.header.get(n + 1).map_or("", String::as_str);
-                let lead = match (names, name) {
-                    (0, _) => " ".repeat(GAP),
-                    _ => [" ".repeat(GAP), name.into(), " ".repeat(GAP + names - name.width())]
-                        .concat(),
-                };
-                let inner = width.saturating_sub(lead.width()).max(1);
-                for (at, line) in wrap(cell, inner).iter().enumerate() {
-                    let lead = if at == 0 { lead.clone() } else { " ".repeat(lead.width()) };
-                    out.push_str(&format!("\n{lead}{line}"));
+            lines.extend(Some(first.clone()).filter(|first| !first.is_empty()));
+            let mut line = String::new();
+            let named = rest.iter().enumerate().filter(|(_, cell)| !cell.is_empty());
+            let named = named.map(|(n, cell)| match self.header.get(n + 1).map(String::as_str) {
+                None | Some("") => cell.clone(),
+                Some(name) => format!("{name} {cell}"),
+            });
+            for cell in named {
+                if !line.is_empty() && line.width() + GAP + cell.width() <= room {
+                    line.push_str(&format!("{:GAP$}{cell}", ""));
+                    continue;
                 }
+                lines.extend(indented(&line, room));
+                line = cell;
             }
-            out.push('\n');
+            lines.extend(indented(&line, room));
         }
-        out.truncate(out.trim_end_matches('\n').len());
-        out
+        lines.join("\n")
     }
+}
+
+/// A line of a block, wrapped where it is a cell that does not fit.
+fn indented(line: &str, room: usize) -> Vec<String> {
+    let wrapped = if line.is_empty() { Vec::new() } else { wrap(line, room) };
+    wrapped.into_iter().map(|line| format!("{:GAP$}{line}", "")).collect()
 }
 
 /// The text in lines of this width, as far as its words are not longer. What fits stays as it is.
@@ -180,12 +187,11 @@ model.norm.weight          128 B  -";
         assert_eq!(table().text(Some(48)), wrapped);
         let blocks = "\
 model.embed_tokens.weight
-  SIZE  7 kB
-  WHY   it doubles as
-        the output head
+  SIZE 7 kB
+  WHY it doubles as the
+  output head
 model.norm.weight
-  SIZE  128 B
-  WHY   -";
+  SIZE 128 B  WHY -";
         assert_eq!(table().text(Some(24)), blocks);
         let words = |text: &str| {
             let mut words: Vec<String> = text.split_whitespace().map(str::to_string).collect();
