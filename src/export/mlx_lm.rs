@@ -14,6 +14,7 @@ use super::names::{Names, Target};
 use super::shards::{self, Piece};
 use crate::checkpoint::architecture;
 use crate::companion;
+use crate::decoder::values::Scope;
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults, Warning};
 use crate::format::Format;
@@ -61,7 +62,8 @@ pub fn write(
         }
         let mut content = store.read_blob(layer)?;
         if name == "config.json" {
-            content = config(&content, &names, &weights)?;
+            let own_head = has_own_head(&policy, &model_config, &weights);
+            content = config(&content, &names, &weights, own_head)?;
         }
         let path = dir.join(name);
         fs::write(&path, &content).map_err(|error| Fault::io("write", &path, &error))?;
@@ -255,8 +257,22 @@ fn each_expert(stored: &Stored) -> Vec<Stored> {
     (0..count).map(expert).collect()
 }
 
+/// Whether the config makes the embedding the head and the model has a head besides. lathe uses that
+/// one, and mlx-lm would leave it out.
+fn has_own_head(policy: &Policy, config: &Value, weights: &[Logical]) -> bool {
+    let Some(decoder) = &policy.decoder else { return false };
+    let has = |name: &str| weights.iter().any(|weight| weight.name == name);
+    let tied = |tied| Scope::new(decoder, config).holds(tied).unwrap_or(false);
+    decoder.head.tied.as_ref().is_some_and(tied) && decoder.own_head(has).is_some()
+}
+
 /// The config with mlx-lm's `quantization`: the commonest format for all, the others by module.
-fn config(text: &[u8], names: &Names, weights: &[Logical]) -> Result<Vec<u8>, Fault> {
+fn config(
+    text: &[u8],
+    names: &Names,
+    weights: &[Logical],
+    own_head: bool,
+) -> Result<Vec<u8>, Fault> {
     let bad =
         |why: &dyn std::fmt::Display| Fault::new(Code::BadConfig, format!("config.json: {why}"));
     let strict: Result<Map<String, Value>, _> = serde_json::from_slice(text);
@@ -274,6 +290,13 @@ fn config(text: &[u8], names: &Names, weights: &[Logical]) -> Result<Vec<u8>, Fa
     if let Some(quantization) = quantization(names, weights) {
         config.insert("quantization".into(), quantization.clone());
         config.insert("quantization_config".into(), quantization);
+    }
+    if own_head {
+        const TIED: &str = "tie_word_embeddings";
+        config.insert(TIED.into(), false.into());
+        if let Some(Value::Object(text)) = config.get_mut("text_config") {
+            text.insert(TIED.into(), false.into());
+        }
     }
     serde_json::to_vec_pretty(&config).map_err(|error| bad(&error))
 }

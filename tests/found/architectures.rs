@@ -460,8 +460,18 @@ fn each_level_of_a_config_is_read_for_what_it_says() {
 fn a_tied_model_with_another_head_uses_it_and_says_so() {
     let said = answers("qwen3_head", |_| {});
     assert!(said.contains("lm_head.weight") && said.contains("tie_word_embeddings"), "{said}");
-    let said = answers("mistral3", |_| {});
+    // An export says that they are two, which mlx-lm needs to be told; both levels of it.
+    let (sandbox, tiny) = (Sandbox::new(), Tiny::new("mistral3"));
+    let said = tiny.answers(&sandbox, "mistral3");
     assert!(said.contains("language_model.lm_head.weight"), "{said}");
+    sandbox.lathe(&["export", "m", "out", "--as", "mlx-lm"]).ok();
+    let config: Value =
+        serde_json::from_slice(&fs::read(sandbox.path("out/config.json")).unwrap()).unwrap();
+    assert_eq!(config["tie_word_embeddings"], false);
+    assert_eq!(config["text_config"]["tie_word_embeddings"], false);
+    let said = sandbox.lathe(&["create", "m", "out"]);
+    assert!(!said.stderr.contains("tie_word_embeddings"), "{}", said.stderr);
+    tiny.runs(&sandbox, "out");
     let said = answers("qwen3", |tiny| {
         let embedding = tiny.tensors["model.embed_tokens.weight"].clone();
         tiny.tensors.insert("lm_head.weight".into(), embedding);
