@@ -15,6 +15,7 @@ use super::shards::{self, Piece};
 use crate::checkpoint::architecture;
 use crate::companion;
 use crate::decoder::values::Scope;
+use crate::decoder::{Decoder, Filled};
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults, Warning};
 use crate::format::Format;
@@ -62,8 +63,7 @@ pub fn write(
         }
         let mut content = store.read_blob(layer)?;
         if name == "config.json" {
-            let own_head = has_own_head(&policy, &model_config, &weights);
-            content = config(&content, &names, &weights, own_head)?;
+            content = config(&content, &policy, &names, &weights)?;
         }
         let path = dir.join(name);
         fs::write(&path, &content).map_err(|error| Fault::io("write", &path, &error))?;
@@ -259,24 +259,59 @@ fn each_expert(stored: &Stored) -> Vec<Stored> {
 
 /// Whether the config makes the embedding the head and the model has a head besides. lathe uses that
 /// one, and mlx-lm would leave it out.
-fn has_own_head(policy: &Policy, config: &Value, weights: &[Logical]) -> bool {
-    let Some(decoder) = &policy.decoder else { return false };
+fn has_own_head(decoder: &Decoder, config: &Value, weights: &[Logical]) -> bool {
     let has = |name: &str| weights.iter().any(|weight| weight.name == name);
     let tied = |tied| Scope::new(decoder, config).holds(tied).unwrap_or(false);
     decoder.head.tied.as_ref().is_some_and(tied) && decoder.own_head(has).is_some()
 }
 
-/// The config with mlx-lm's `quantization`: the commonest format for all, the others by module.
+/// What mlx-lm asks for by name and published configs leave out: what the library takes for it.
+fn fill(config: &mut Value, decoder: &Decoder) {
+    let filled = Filled::new(config, decoder.config.list(), &decoder.defaults);
+    let inner = filled.inner.as_deref();
+    for level in std::iter::once(None).chain(inner.map(Some)) {
+        let (to, from) = match level {
+            None => (Some(&mut *config), Some(&filled.config)),
+            Some(name) => (config.get_mut(name), filled.config.get(name)),
+        };
+        let (Some(Value::Object(to)), Some(Value::Object(from))) = (to, from) else { continue };
+        // The rotation in the older form too, which most of mlx-lm reads: flat beside the rest.
+        let rope = from.get("rope_parameters").and_then(Value::as_object);
+        let given = to.get("rope_scaling").is_some_and(|scaling| !scaling.is_null());
+        let rope = rope.filter(|_| !given).cloned().unwrap_or_default();
+        for key in ["rope_theta", "partial_rotary_factor"] {
+            if let Some(value) = rope.get(key) {
+                to.entry(key).or_insert_with(|| value.clone());
+            }
+        }
+        let kind = rope.get("rope_type").or(rope.get("type")).and_then(Value::as_str);
+        if kind.is_some_and(|kind| kind != "default") {
+            to.insert("rope_scaling".into(), rope.into());
+        }
+        let scaled = to.get("rope_scaling").is_some_and(|scaling| !scaling.is_null());
+        if from.contains_key("rope_theta") {
+            to.entry("rope_scaling").or_insert(Value::Null);
+        }
+        for (key, value) in from {
+            let hidden = scaled && key == "rope_parameters";
+            if !value.is_null() && !hidden {
+                to.entry(key).or_insert_with(|| value.clone());
+            }
+        }
+    }
+}
+
+/// The config as mlx-lm needs it, with its `quantization`: the commonest format for all, the others
+/// by module.
 fn config(
     text: &[u8],
+    policy: &Policy,
     names: &Names,
     weights: &[Logical],
-    own_head: bool,
 ) -> Result<Vec<u8>, Fault> {
     let bad =
         |why: &dyn std::fmt::Display| Fault::new(Code::BadConfig, format!("config.json: {why}"));
-    let strict: Result<Map<String, Value>, _> = serde_json::from_slice(text);
-    let mut config = match strict {
+    let mut config: Value = match serde_json::from_slice(text) {
         Ok(config) => config,
         // NaN and comments occur in the wild.
         Err(_) => {
@@ -284,6 +319,14 @@ fn config(
             json5::from_str(text).map_err(|error| bad(&error))?
         }
     };
+    let own_head = match &policy.decoder {
+        None => false,
+        Some(decoder) => {
+            fill(&mut config, decoder);
+            has_own_head(decoder, &config, weights)
+        }
+    };
+    let Value::Object(mut config) = config else { return Err(bad(&"it is no object")) };
     // What a producer said of its own layout is not true of ours.
     config.remove("quantization_config");
     config.remove("quantization");

@@ -10,9 +10,18 @@ import struct
 import unittest
 from pathlib import Path
 
+import mlx.core as mx
+from mlx_lm.utils import load_model
+
 from support import ROOT, SCRATCH, lathe, read_safetensors
 
 MODELS = ROOT / "tests/decoder/models"
+# Those that mlx-lm computes as transformers does. It has no windows in the older families, none of some
+# rotations, and asks for sizes that published configs of others leave out.
+MLX_LM = [
+    "deepseek_v3", "gemma4_moe", "gemma4_shared", "glm4_moe", "glm4_moe_lite", "laguna", "lfm2_moe", "llama",
+    "llama_dynamic", "llama_yarn", "ministral3", "qwen2", "qwen3", "qwen3_head", "qwen3_moe",
+]
 # It comes with its own policy, to be given by --policy-dir.
 OWN_POLICY = {"mixtral": ROOT / "tests/decoder"}
 
@@ -79,6 +88,21 @@ class Architectures(unittest.TestCase):
             with self.subTest(name):
                 _, first, again = self.round_trip(name, ["-q", "int8-g32"])
                 self.assertEqual(again, first)
+
+    def test_mlx_lm_answers_as_transformers_by_what_an_export_says(self):
+        for name in MLX_LM:
+            with self.subTest(name):
+                prompt, wanted = reference(name)
+                lathe("create", f"{name}-mlx", folder(name))
+                exported = Path(SCRATCH.name) / f"export-{name}-mlx"
+                lathe("export", f"{name}-mlx", exported, "--as", "mlx-lm")
+                model, *_ = load_model(exported)
+                model.set_dtype(mx.float32)
+                answered = []
+                while len(answered) < len(wanted):
+                    logits = model(mx.array([prompt + answered]))
+                    answered.append(logits[0, -1].argmax().item())
+                self.assertEqual(answered, wanted)
 
 
 if __name__ == "__main__":
