@@ -6,11 +6,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
+use crate::chat;
+use crate::checkpoint::ChatTemplate;
 use crate::fault::{Code, Fault, Faults, Text, Warning};
 use crate::modelfile::{Modelfile, Parameters, Spanned};
 use crate::plan::{self, Plan, Request};
 use crate::policy::{Library, Policy, Role, parsers, stored};
-use crate::read::Inventory;
+use crate::read::{self, Inventory};
 use crate::store::{Config, Layer, Manifest, Name, Origin, Store, Writer, media, policy_name};
 use crate::{format, prepare, write};
 
@@ -174,6 +176,7 @@ pub fn prepare(recipe: Recipe, settings: &Settings, store: &Store) -> Result<Pre
     check_request(&recipe, &settings.request)?;
     let library = Library::load(settings.policy_dir.as_deref())?;
     let mut faults = Faults::default();
+    faults.absorb(check_words(&recipe, &library));
     let draft = recipe
         .draft
         .as_deref()
@@ -292,6 +295,32 @@ fn check_request(recipe: &Recipe, request: &Request) -> Result<(), Faults> {
             Fault::new(Code::Usage, format!("{name} is in the store already, with its formats"))
                 .help("to quantize otherwise, give the folder that it was made from"),
         );
+    }
+    faults.or(())
+}
+
+/// What can be said about a conversation with the model before anything is planned: that its chat
+/// templates are Jinja, and that the Modelfile names parsers and renderers that there are.
+fn check_words(recipe: &Recipe, library: &Library) -> Result<(), Faults> {
+    let Modelfile { parser, renderer, template, .. } = &recipe.modelfile;
+    let mut faults = Faults::default();
+    faults.absorb(parsers::check_names(parser.as_deref(), renderer.as_deref(), &library.dirs()));
+    let mut templates = Vec::new();
+    match (template, &recipe.from) {
+        (Some(text), _) if chat::is_go(text) => {}
+        (Some(text), _) => {
+            templates.push(ChatTemplate { name: "TEMPLATE".into(), text: text.clone() });
+        }
+        (None, From::Folder(dir)) if dir.is_dir() => {
+            // What cannot be read is told when the folder is.
+            templates = read::chat_templates(dir).unwrap_or_default();
+        }
+        (None, _) => {}
+    }
+    for ChatTemplate { name, text } in templates {
+        if let Err(fault) = chat::Template::compile(&name, &text) {
+            faults.push(fault.help("mend it, or give the model another TEMPLATE in a Modelfile"));
+        }
     }
     faults.or(())
 }

@@ -7,7 +7,6 @@
 
 #[cfg(feature = "mlx")]
 pub mod cache;
-#[cfg(feature = "mlx")]
 pub mod chat;
 pub mod checkpoint;
 pub mod classify;

@@ -7,12 +7,12 @@
 use std::sync::Arc;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde, Value as JinjaValue};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, UndefinedBehavior};
+use minijinja::value::Serde;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
 use regex::Regex;
 use serde_json::{Map, Value, json};
 
-use super::python;
+use super::{python, source};
 use crate::fault::{Code, Fault, Text};
 
 /// The name under which minijinja knows the template.
@@ -46,7 +46,7 @@ impl Template {
     /// # Errors
     /// When it is not valid Jinja, pointing at the place.
     pub fn compile(name: &str, source: &str) -> Result<Self, Fault> {
-        let text = Arc::new(Text { name: name.into(), body: without_generation_tags(source) });
+        let text = Arc::new(Text { name: name.into(), body: source::for_minijinja(source) });
         let mut environment = environment();
         environment
             .add_template_owned(NAME, text.body.clone())
@@ -114,65 +114,40 @@ fn environment() -> Environment<'static> {
         environment.set_syntax(syntax);
     }
     environment.set_unknown_method_callback(python::method);
-    environment.add_filter("tojson", to_json);
+    environment.set_formatter(|out, _state, value| {
+        out.write_str(&python::str(value)).map_err(Error::from)
+    });
+    python::add_to(&mut environment);
+    environment.add_filter("tojson", python::to_json);
     environment.add_function("raise_exception", |why: String| -> Result<String, Error> {
         let error = Error::new(ErrorKind::InvalidOperation, "raise_exception");
         Err(error.with_source(Refusal(why)))
     });
     environment.add_function("strftime_now", |format: String| -> Result<String, Error> {
         let now = jiff::Zoned::now();
-        jiff::fmt::strtime::format(&format, &now)
+        jiff::fmt::strtime::format(without_locale(&format), &now)
             .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
     });
     environment
 }
 
-/// `tojson` as transformers defines it: Python's `json.dumps` with `ensure_ascii` off.
-fn to_json(
-    _state: &State,
-    value: JinjaValue,
-    indent: Option<JinjaValue>,
-    options: Kwargs,
-) -> Result<JinjaValue, Error> {
-    let indent = match indent {
-        Some(indent) => Some(indent),
-        None => options.get::<Option<JinjaValue>>("indent")?,
-    };
-    let indent = match indent {
-        None => None,
-        Some(indent) if indent.is_none() => None,
-        Some(indent) => Some(match indent.as_str() {
-            Some(text) => text.to_owned(),
-            None => " ".repeat(usize::try_from(indent).map_err(|_| {
-                Error::new(ErrorKind::InvalidOperation, "indent is a number or a string")
-            })?),
-        }),
-    };
-    let style = python::JsonStyle {
-        indent,
-        sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
-        ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
-        separators: options.get::<Option<Vec<String>>>("separators")?.and_then(|pair| {
-            let [comma, colon]: [String; 2] = pair.try_into().ok()?;
-            Some((comma, colon))
-        }),
-    };
-    options.assert_all_used()?;
-    let json = serde_json::to_value(&value)
-        .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
-    Ok(JinjaValue::from(python::json(&json, &style)))
-}
-
-/// `{% generation %}` marks the model's own words for training; for rendering it says nothing.
-fn without_generation_tags(source: &str) -> String {
-    let Ok(tag) = Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}") else {
-        return source.to_owned();
-    };
-    tag.replace_all(source, |found: &regex::Captures| {
-        let block = if found.get(2).is_some() { "endif" } else { "if true" };
-        format!("{{%{} {block} {}%}}", &found[1], &found[3])
-    })
-    .into_owned()
+/// A date's format with what Python's C locale writes for `%x`, `%X` and `%c`.
+fn without_locale(format: &str) -> String {
+    let mut out = String::new();
+    let mut chars = format.chars();
+    while let Some(c) = chars.next() {
+        out.push(c);
+        if c != '%' {
+            continue;
+        }
+        match chars.next() {
+            Some('x') => out.push_str("m/%d/%y"),
+            Some('X') => out.push_str("H:%M:%S"),
+            Some('c') => out.push_str("a %b %e %H:%M:%S %Y"),
+            other => out.extend(other),
+        }
+    }
+    out
 }
 
 fn fault(what: &str, error: &Error, text: &Arc<Text>) -> Fault {

@@ -223,6 +223,29 @@ fn templates_as_jinja2_renders_them() {
     }
 }
 
+/// `tests/reference/make_expression_fixtures.py`: filters, tests and methods, one by one.
+#[test]
+fn expressions_as_jinja2_evaluates_them() {
+    let fixture: Value =
+        serde_json::from_str(include_str!("../../tests/fixtures/chat/expressions.json")).unwrap();
+    let conversation = Conversation {
+        messages: fixture["messages"].as_array().unwrap().clone(),
+        add_generation_prompt: true,
+        ..Conversation::default()
+    };
+    let cases = fixture["cases"].as_array().unwrap();
+    assert!(cases.len() > 700, "{}", cases.len());
+    let mut differ = Vec::new();
+    for case in cases {
+        let source = case[0].as_str().unwrap();
+        let rendered = Template::compile("test", source).and_then(|t| t.render(&conversation)).ok();
+        if rendered.as_deref() != case[1].as_str() {
+            differ.push(format!("{source}: {rendered:?}, expected {}", case[1]));
+        }
+    }
+    assert!(differ.is_empty(), "{}", differ.join("\n"));
+}
+
 #[test]
 fn a_bad_template_is_pointed_at() {
     let fault = Template::compile("mine.jinja", "line\n{% if x %}\n{{ y + }}").err().unwrap();

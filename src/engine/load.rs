@@ -108,7 +108,7 @@ impl Engine {
             tokenizer: Tokenizer::load(&files)?,
             template,
             tool_template,
-            answers: policy.answers(parser, &dirs),
+            answers: Answers::or_ollamas(policy.answers(parser, &dirs), parser),
             load_time: begin.elapsed(),
             defaults,
             system: text(media::SYSTEM)?,

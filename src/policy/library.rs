@@ -243,14 +243,18 @@ impl Library {
         Ok(policy)
     }
 
+    /// The folders that add policies, and parsers in their `parsers`; later ones win.
+    pub fn dirs(&self) -> Vec<&Path> {
+        self.dirs.iter().map(PathBuf::as_path).collect()
+    }
+
     /// A parser by name: the policy's own, else of a policy folder, the last that was added first,
     /// else one that lathe carries.
     ///
     /// # Errors
     /// As [`Answers::named`].
     pub fn answers_of(&self, policy: &Policy, name: &str) -> Result<Answers, Fault> {
-        let dirs: Vec<&Path> = self.dirs.iter().map(PathBuf::as_path).collect();
-        policy.answers(name, &dirs)
+        policy.answers(name, &self.dirs())
     }
 }
 

@@ -5,12 +5,13 @@
 //! are the policies'; [`crate::chat`] takes answers apart with it.
 
 use std::path::Path;
+use std::sync::LazyLock;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::library::built_in_parsers;
-use crate::fault::{Code, Fault};
+use crate::fault::{Code, Fault, Faults};
 
 /// The parser of models whose policy names none.
 pub const DEFAULT: &str = "plain";
@@ -141,6 +142,20 @@ impl Answers {
         }
     }
 
+    /// What takes a stored model's answers apart: its parser, or, where only Ollama has one of that
+    /// name, the one that shows answers as they are.
+    ///
+    /// # Errors
+    /// As [`Answers::named`].
+    pub fn or_ollamas(found: Result<Self, Fault>, name: &str) -> Result<Self, Fault> {
+        match found {
+            Err(_) if ollama().parsers.contains(&name.to_ascii_lowercase()) => {
+                Self::named(DEFAULT, &[])
+            }
+            found => found,
+        }
+    }
+
     /// Its name and its aliases.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(&self.name).chain(&self.aliases).map(String::as_str)
@@ -166,6 +181,60 @@ impl Answers {
         };
         built_in_parsers().map(parse).collect()
     }
+}
+
+/// Names that Ollama has for what takes part in a conversation.
+#[derive(Debug, Deserialize)]
+pub struct Ollama {
+    /// Its renderers.
+    pub renderers: Vec<String>,
+    /// Its parsers.
+    pub parsers: Vec<String>,
+}
+
+/// What Ollama has: `policies/known/ollama.yaml`.
+pub fn ollama() -> &'static Ollama {
+    static KNOWN: LazyLock<Ollama> = LazyLock::new(|| {
+        let text = include_str!("../../policies/known/ollama.yaml");
+        serde_yaml::from_str(text).expect("tested: it reads")
+    });
+    &KNOWN
+}
+
+/// Refuses the parser or renderer of a Modelfile that neither lathe nor Ollama has.
+///
+/// # Errors
+/// One fault for each of the two, with the nearest name.
+pub fn check_names(
+    parser: Option<&str>,
+    renderer: Option<&str>,
+    policy_dirs: &[&Path],
+) -> Result<(), Faults> {
+    let mut faults = Faults::default();
+    let mut check = |command: &str, given: Option<&str>, known: Vec<String>| {
+        let Some(given) =
+            given.filter(|given| !known.iter().any(|k| k.eq_ignore_ascii_case(given)))
+        else {
+            return;
+        };
+        let near = crate::format::nearest(given, known.iter().map(String::as_str));
+        let help = near.map_or_else(
+            || format!("there are {}", known.join(", ")),
+            |near| format!("did you mean {near}?"),
+        );
+        let what = format!("{command} {given}: neither lathe nor Ollama has one of that name");
+        faults.push(Fault::new(Code::Modelfile, what).help(help));
+    };
+    if parser.is_some_and(|parser| Answers::named(parser, policy_dirs).is_err()) {
+        let own = Answers::built_in()?;
+        let own = own.iter().flat_map(Answers::names).map(str::to_owned);
+        let mut known: Vec<String> = own.chain(ollama().parsers.iter().cloned()).collect();
+        known.sort();
+        known.dedup();
+        check("PARSER", parser, known);
+    }
+    check("RENDERER", renderer, ollama().renderers.clone());
+    faults.or(())
 }
 
 /// What an expression sees as `parser`: its name, whether it finds tool calls, and whether all of

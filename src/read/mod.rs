@@ -29,6 +29,7 @@ use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults, Warning};
 
 pub use described::Described;
+pub use side::chat_templates;
 pub use values::Values;
 
 /// The config of a model folder.

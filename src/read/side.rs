@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::lenient;
-use crate::checkpoint::{self, GENERATION_CONFIG, SmallFiles, generation};
+use crate::checkpoint::{self, ChatTemplate, GENERATION_CONFIG, SmallFiles, generation};
 use crate::fault::{Code, Fault, Faults, Warning};
 
 /// Where producers of quantized models put their claims beside config.json; the first wins.
@@ -60,6 +60,21 @@ pub fn read(dir: &Path, warnings: &mut Vec<Warning>) -> Result<Side, Faults> {
         }
     });
     faults.or(Side { chat_template, quant_config })
+}
+
+/// The chat templates of a folder: that for conversations, and that for those with tools where it is
+/// another.
+///
+/// # Errors
+/// When a file is there and cannot be read.
+pub fn chat_templates(dir: &Path) -> Result<Vec<ChatTemplate>, Fault> {
+    let mut files = Folder { dir, warnings: &mut Vec::new() };
+    let mut found = Vec::new();
+    for named in [checkpoint::DEFAULT, checkpoint::TOOL_USE] {
+        let template = checkpoint::chat_template(&mut files, named)?;
+        found.extend(template.filter(|template| !found.contains(template)));
+    }
+    Ok(found)
 }
 
 /// The files of a folder, and what is said of those that are no strict JSON.

@@ -235,7 +235,7 @@ pub fn safetensors(tensors: &[(String, Vec<usize>)]) -> Vec<u8> {
 }
 
 /// A safetensors file of these BF16 tensors, each element's bits from its tensor's name and index.
-fn safetensors_of(
+pub fn safetensors_of(
     tensors: &[(String, Vec<usize>)],
     mut bits: impl FnMut(&str, usize) -> u16,
 ) -> Vec<u8> {

@@ -108,6 +108,15 @@ class TestTalk(unittest.TestCase):
         talk.read_to(">>> ")
         self.assertRegex(talk.ask("/show"), r"num_predict +3")
 
+    def test_lines_that_arrive_together_are_all_answered(self):
+        # As a terminal without bracketed paste gives what is pasted.
+        talk = self.talk
+        talk.ask("/set num_predict 3")
+        os.write(talk.terminal, b"Say one.\rSay two.\r/show messages\r")
+        shown = "".join(talk.read_to(">>> ") for _ in range(3))
+        for line in ("user: Say one.", "user: Say two."):
+            self.assertIn(line, shown)
+
     def test_a_conversation_can_be_ended_from_outside(self):
         talk = self.talk
         def by_lines():
