@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::claims::Claims;
 use super::file::Check;
 use super::groups::Group;
-use super::layout::{Layout, Layouts};
+use super::layout::{Layout, Layouts, Suffix};
 use super::make::Material;
 use super::matching::{Answer, Candidate, Options, Signature, producer};
 use super::paths::Roots;
@@ -34,8 +34,10 @@ pub struct Sorting<'a> {
     weights: Vec<Weight>,
     /// Tensors that serve weights of other groups.
     shared: HashSet<u32>,
-    /// Companions that have no weight of their own.
-    orphans: Vec<u32>,
+    /// Companions that have no weight of their own, by suffix.
+    orphans: Vec<(Suffix, u32)>,
+    /// Suffixes of the companions that quantized weights have.
+    companions: HashSet<Suffix>,
     notes: Notes,
     faults: Faults,
     float: Arc<str>,
@@ -80,6 +82,7 @@ impl<'a> Sorting<'a> {
             weights: Vec::with_capacity(inventory.tensors.len()),
             shared: HashSet::new(),
             orphans: Vec::new(),
+            companions: HashSet::new(),
             notes: Notes::default(),
             faults: Faults::default(),
             float: FLOAT.into(),
@@ -123,11 +126,15 @@ impl<'a> Sorting<'a> {
     /// # Errors
     /// All that was found wrong.
     pub fn finish(mut self) -> Result<Classified, Faults> {
-        for orphan in std::mem::take(&mut self.orphans) {
+        for (suffix, orphan) in std::mem::take(&mut self.orphans) {
             if self.shared.contains(&orphan) {
                 continue;
             }
             let tensor = self.tensor(orphan);
+            if self.is_own(suffix, tensor) {
+                self.plain(orphan);
+                continue;
+            }
             let message = "belongs to a quantized weight that is not there";
             let fault = Fault::new(Code::Companion, message).in_file(self.file(tensor));
             self.faults.push(
@@ -160,10 +167,21 @@ impl<'a> Sorting<'a> {
         for &(suffix, tensor) in &group.members {
             match suffix {
                 Some(suffix) if self.layouts.is_consumed(suffix) => self.drop_stray(tensor),
-                Some(_) => self.orphans.push(tensor),
+                Some(suffix) => self.orphans.push((suffix, tensor)),
                 None => self.plain(tensor),
             }
         }
+    }
+
+    /// Whether a tensor without a weight is one of the model's own that is only called like a
+    /// companion: floats, where no weight of the folder has such a companion (or may have it: a
+    /// faulty one) and the name does not itself speak of a weight (`.weight_scale`).
+    fn is_own(&self, suffix: Suffix, tensor: &TensorInfo) -> bool {
+        let speaks_of_weight = self.layouts.suffixes[suffix as usize].contains("weight");
+        tensor.dtype.class() == DtypeClass::Float
+            && !speaks_of_weight
+            && self.faults.0.is_empty()
+            && !self.companions.contains(&suffix)
     }
 
     fn drop_stray(&mut self, tensor: u32) {
@@ -247,6 +265,8 @@ impl<'a> Sorting<'a> {
                 self.shared.insert(*tensor);
             }
         }
+        let beside = layout.parts.iter().flat_map(|part| &part.suffixes);
+        self.companions.extend(beside.filter(|suffix| group.find(**suffix).is_some()));
         if let Err(fault) = self.check(layout, material) {
             self.faults.push(fault);
             return;

@@ -200,3 +200,63 @@ fn many_tensors_take_little_time() {
     // Far above what it takes, so that only something quadratic fails.
     assert!(took.as_secs() < 20, "{took:?}");
 }
+
+/// ModelOpt's MXFP4 of gpt-oss is `[experts, in, out / 2]`; transformers' kinds are the other way.
+#[test]
+fn the_sides_of_stacked_experts_are_proven() {
+    let sizes = json!({"hidden_size": 64, "intermediate_size": 64});
+    let gate_up = ("m.experts.gate_up_proj", U8, &[4, 64, 64][..]);
+    let gate_up_scale = ("m.experts.gate_up_proj_weight_scale", U8, &[4, 64, 4][..]);
+    let down = ("m.experts.down_proj", U8, &[4, 64, 32][..]);
+    let down_scale = ("m.experts.down_proj_weight_scale", U8, &[4, 64, 2][..]);
+    let read = |config: &Value, tensors: &[(&str, Dtype, &[u64])]| {
+        let weights = classify(&inventory(config.clone(), tensors)).map(|found| found.weights);
+        let weights = weights.map_err(|faults| faults.0[0].message.clone())?;
+        let what = |weight: Weight| (weight.name, weight.shape);
+        Ok::<_, String>(weights.into_iter().map(what).collect::<Vec<_>>())
+    };
+    // A square is told by what stands beside it.
+    let both = read(&sizes, &[gate_up, gate_up_scale, down, down_scale]).unwrap();
+    let kept = [
+        ("m.experts.down_proj".to_string(), vec![4, 64, 64]),
+        ("m.experts.gate_up_proj".to_string(), vec![4, 64, 128]),
+    ];
+    assert_eq!(both, kept);
+    let square = read(&sizes, &[down, down_scale]).unwrap_err();
+    assert!(square.contains("[.., out, in]") && square.contains("[.., in, out]"), "{square}");
+    let unknown = read(&json!({}), &[gate_up, gate_up_scale]).unwrap_err();
+    assert!(unknown.contains("64 outputs of 128 inputs"), "{unknown}");
+    assert!(unknown.contains("128 outputs of 64 inputs"), "{unknown}");
+    // As said: [experts, out, in / 2].
+    let said = ("m.experts.gate_up_proj", U8, &[4, 128, 32][..]);
+    let said_scale = ("m.experts.gate_up_proj_weight_scale", U8, &[4, 128, 2][..]);
+    let straight = read(&sizes, &[said, said_scale]).unwrap();
+    assert_eq!(straight, [("m.experts.gate_up_proj.weight".to_string(), vec![4, 128, 64])]);
+    // 8-bit floats are decoded, and turned.
+    let fp8 = ("m.experts.gate_up_proj", E4M3, &[4, 64, 128][..]);
+    let fp8_scale = ("m.experts.gate_up_proj_scale_inv", F32, &[4, 1, 1][..]);
+    let turned = read(&sizes, &[fp8, fp8_scale]).unwrap();
+    assert_eq!(turned, [("m.experts.gate_up_proj.weight".to_string(), vec![4, 128, 64])]);
+    // A layout that is never turned is refused where the sizes contradict it.
+    let other = ("m.experts.gate_up_proj.weight", U8, &[4, 64, 64][..]);
+    let other_scale = ("m.experts.gate_up_proj.weight_scale", U8, &[4, 64, 4][..]);
+    let refused = read(&sizes, &[other, other_scale]).unwrap_err();
+    assert!(refused.contains("those of the second"), "{refused}");
+}
+
+/// Floats called like companions are the model's own, unless some weight has such companions.
+#[test]
+fn what_is_only_called_like_a_companion_is_kept() {
+    let own = [("a.scales", BF16, &[8][..]), ("b.weight", BF16, &[8, 8])];
+    let found = classify(&inventory(json!({}), &own)).unwrap();
+    assert_eq!(found.weights.len(), 2);
+    let quantized = [
+        ("a.scales", BF16, &[8, 1][..]),
+        ("b.weight", U32, &[8, 8]),
+        ("b.scales", BF16, &[8, 1]),
+        ("b.biases", BF16, &[8, 1]),
+    ];
+    let config = json!({"quantization": {"bits": 4, "group_size": 64}});
+    let faults = classify(&inventory(config, &quantized)).expect_err("a weight is missing");
+    assert_eq!(faults.0[0].tensor.as_deref(), Some("a.scales"));
+}

@@ -86,6 +86,8 @@ mod tests {
             tensor: "**.conv1d.weight".into(),
             original: vec![None, Some(Expr::Int(1)), text("kernel")],
             shape: vec![None, text("kernel"), Some(Expr::Int(1))],
+            format: "mlx".into(),
+            key: "quantization".into(),
         };
         let scope = Scope::of_object(&json!({"kernel": 4}), &[]);
         let tensors = shapes.iter().map(|shape| ("model.layers.0.conv1d.weight", shape.to_vec()));

@@ -259,6 +259,9 @@ impl Builder {
         let Stock { inventory, classified, policy } = stock;
         let model =
             Model { config: &inventory.config, template: inventory.chat_template.as_deref(), role };
+        if role == Role::Target {
+            faults.absorb(super::converted::check(inventory, policy).map_err(Faults::from));
+        }
         self.warnings.extend(inventory.warnings.iter().cloned());
         self.warnings.extend(classified.warnings.iter().cloned());
         let ask = Ask {

@@ -4,6 +4,7 @@
 //! it gets and which rule decided. Writing decides nothing any more.
 
 mod check;
+mod converted;
 mod decoder;
 mod diff;
 mod explain;

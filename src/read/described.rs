@@ -2,7 +2,7 @@
 //!
 //! `lathe inventory DIR` writes one; `create --dry-run` takes it in place of the folder.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
 use schemars::JsonSchema;
@@ -30,6 +30,9 @@ pub struct Described {
     /// The chat template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chat_template: Option<String>,
+    /// Whose arrays the weight files' metadata say they hold (`pt`, `mlx`).
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub formats: BTreeSet<String>,
     /// The weight files.
     pub shards: Vec<File>,
     /// The files beside the weights.
@@ -59,6 +62,7 @@ impl From<&Inventory> for Described {
             config: inventory.config.clone(),
             quant_config: inventory.quant_config.clone(),
             chat_template: inventory.chat_template.clone(),
+            formats: inventory.formats.clone(),
             shards: shards.map(|s| File { name: s.name.to_string(), size: s.size }).collect(),
             files: files.map(|f| File { name: f.name.clone(), size: f.size }).collect(),
             tensors: tensors
@@ -80,6 +84,7 @@ impl Described {
             config: self.config.clone(),
             quant_config: self.quant_config.clone(),
             chat_template: self.chat_template.clone(),
+            formats: self.formats.clone(),
             shards: Vec::new(),
             files: Vec::new(),
             tensors: Vec::new(),
@@ -161,6 +166,7 @@ pub fn read(path: &Path) -> Result<Inventory, Faults> {
         tensors,
         files: files.collect(),
         chat_template: described.chat_template,
+        formats: described.formats,
         quant_config: described.quant_config,
         warnings,
     };

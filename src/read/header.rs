@@ -26,7 +26,7 @@ const LONGEST_AXIS: u64 = i32::MAX as u64;
 ///
 /// # Errors
 /// Every fault of the header: see the module `faults` of its tests for the list.
-pub fn read(path: &Path, name: &str, shard: u32) -> Result<(Vec<TensorInfo>, u64), Faults> {
+pub fn read(path: &Path, name: &str, shard: u32) -> Result<Header, Faults> {
     let io = |error| Faults::from(Fault::io("read", path, &error));
     let mut file = File::open(path).map_err(io)?;
     let size = file.metadata().map_err(io)?.len();
@@ -42,7 +42,18 @@ pub fn read(path: &Path, name: &str, shard: u32) -> Result<(Vec<TensorInfo>, u64
     })?;
     let mut header = vec![0; length as usize];
     file.read_exact(&mut header).map_err(io)?;
-    Ok((parse(&header, size, name, shard)?, size))
+    let (tensors, format) = parse(&header, size, name, shard)?;
+    Ok(Header { tensors, size, format })
+}
+
+/// What a file's header says.
+pub struct Header {
+    /// The file's tensors.
+    pub tensors: Vec<TensorInfo>,
+    /// Size of the file in bytes.
+    pub size: u64,
+    /// Its metadata's `format`: whose arrays were written (`pt`, `mlx`).
+    pub format: Option<String>,
 }
 
 fn check_length(length: u64, size: u64, name: &str) -> Result<(), Fault> {
@@ -64,13 +75,19 @@ fn check_length(length: u64, size: u64, name: &str) -> Result<(), Fault> {
 ///
 /// # Errors
 /// Every fault of every tensor.
-pub fn parse(header: &[u8], size: u64, name: &str, shard: u32) -> Result<Vec<TensorInfo>, Faults> {
+fn parse(
+    header: &[u8],
+    size: u64,
+    name: &str,
+    shard: u32,
+) -> Result<(Vec<TensorInfo>, Option<String>), Faults> {
     let start = 8 + header.len() as u64;
     let raw = match parse_json(header) {
         Ok(raw) => raw,
         Err(message) => return Err(bad(name, message).help("download the file again").into()),
     };
     let mut faults = Faults::default();
+    let format = raw.format.map(|format| shorten(&format));
     let mut tensors = Vec::with_capacity(raw.tensors.len());
     let mut seen = HashMap::with_capacity(raw.tensors.len());
     for (tensor, entry) in raw.tensors {
@@ -97,7 +114,7 @@ pub fn parse(header: &[u8], size: u64, name: &str, shard: u32) -> Result<Vec<Ten
     if faults.0.is_empty() {
         check_cover(&tensors, start, size, name, &mut faults);
     }
-    faults.or(tensors)
+    faults.or((tensors, format))
 }
 
 /// Every byte after the header belongs to exactly one tensor.
@@ -151,6 +168,7 @@ fn truncated(name: &str, message: impl Into<String>) -> Fault {
 /// A header as it stands, before its numbers are checked.
 struct RawHeader<'a> {
     tensors: Vec<(Cow<'a, str>, RawTensor<'a>)>,
+    format: Option<Cow<'a, str>>,
 }
 
 #[derive(Deserialize)]
@@ -246,15 +264,17 @@ impl<'de> Deserialize<'de> for RawHeader<'de> {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut tensors = Vec::new();
+                let (mut tensors, mut format) = (Vec::new(), None);
                 while let Some(Name(name)) = map.next_key()? {
                     if name == "__metadata__" {
-                        map.next_value::<Option<HashMap<Name, Name>>>()?;
+                        let metadata = map.next_value::<Option<HashMap<Name, Name>>>()?;
+                        let told = metadata.and_then(|mut all| all.remove(&Name("format".into())));
+                        format = told.map(|Name(format)| format);
                     } else {
                         tensors.push((name, map.next_value()?));
                     }
                 }
-                Ok(RawHeader { tensors })
+                Ok(RawHeader { tensors, format })
             }
         }
 

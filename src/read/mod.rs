@@ -52,6 +52,8 @@ pub struct Inventory {
     pub chat_template: Option<String>,
     /// The producer's claims beside the config (`hf_quant_config.json` and the like), when there.
     pub quant_config: Option<Value>,
+    /// Whose arrays the files' metadata say they hold (`pt`, `mlx`), each once.
+    pub formats: BTreeSet<String>,
     /// SHA-256 over names, dtypes, shapes and files: what a plan is checked against.
     pub digest: String,
     /// What the reader should know: strays that were passed over, what was taken.
@@ -172,7 +174,7 @@ pub fn folder(dir: &Path) -> Result<Inventory, Faults> {
     let config = faults.absorb(config(dir, &mut warnings));
     let side = faults.absorb(side::read(dir, &mut warnings)).unwrap_or_default();
     let chosen = faults.absorb(shards::choose(dir, &names, &mut warnings));
-    let (shards, tensors) = match &chosen {
+    let (shards, tensors, formats) = match &chosen {
         Some(chosen) => weights(dir, chosen, &mut faults, &mut warnings),
         None => Default::default(),
     };
@@ -189,6 +191,7 @@ pub fn folder(dir: &Path) -> Result<Inventory, Faults> {
         files: files.collect(),
         chat_template: side.chat_template,
         quant_config: side.quant_config,
+        formats,
         warnings,
     };
     faults.or(inventory)
@@ -237,21 +240,25 @@ fn weights(
     chosen: &shards::Chosen,
     faults: &mut Faults,
     warnings: &mut Vec<Warning>,
-) -> (Vec<Shard>, Vec<TensorInfo>) {
+) -> (Vec<Shard>, Vec<TensorInfo>, BTreeSet<String>) {
     let headers: Vec<_> = (chosen.files.par_iter().enumerate())
         .map(|(index, name)| header::read(&dir.join(name), name, index as u32))
         .collect();
     let whole = headers.iter().all(Result::is_ok);
     let mut shards = Vec::new();
     let mut tensors = Vec::new();
+    let mut formats = BTreeSet::new();
     for (name, header) in chosen.files.iter().zip(headers) {
-        let Some((found, size)) = faults.absorb(header) else { continue };
+        let Some(header::Header { tensors: found, size, format }) = faults.absorb(header) else {
+            continue;
+        };
+        formats.extend(format);
         let modified = std::fs::metadata(dir.join(name)).and_then(|found| found.modified()).ok();
         shards.push(Shard { name: name.as_str().into(), size, modified });
         tensors.extend(found);
     }
     if !whole {
-        return (Vec::new(), Vec::new());
+        return (Vec::new(), Vec::new(), formats);
     }
     sort(&shards, &mut tensors, faults);
     if let Some(index) = &chosen.index {
@@ -261,7 +268,7 @@ fn weights(
         let fault = Fault::new(Code::NoWeights, "the weight files hold no tensor").in_file(dir);
         faults.push(fault.help("download them again"));
     }
-    (shards, tensors)
+    (shards, tensors, formats)
 }
 
 /// Sorts by name, and reports names that stand in two shards.

@@ -13,21 +13,21 @@ use serde_json::{Map, Value, json};
 
 use super::common::{Outcome, Sandbox};
 
-type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+pub(super) type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
 /// One of the tiny models, to be changed before it is written.
-struct Tiny {
-    config: Value,
-    tensors: Tensors,
-    prompt: Vec<i32>,
-    greedy: Vec<i32>,
+pub(super) struct Tiny {
+    pub config: Value,
+    pub tensors: Tensors,
+    pub prompt: Vec<i32>,
+    pub greedy: Vec<i32>,
 }
 
-fn models() -> PathBuf {
+pub(super) fn models() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/decoder/models")
 }
 
-fn read(path: &Path) -> Tensors {
+pub(super) fn read(path: &Path) -> Tensors {
     let bytes = fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let owned = |(name, view): (String, TensorView)| {
@@ -37,7 +37,7 @@ fn read(path: &Path) -> Tensors {
 }
 
 impl Tiny {
-    fn new(name: &str) -> Tiny {
+    pub fn new(name: &str) -> Tiny {
         let config = fs::read(models().join(name).join("config.json")).unwrap();
         let reference = read(&models().join(format!("{name}.ref.safetensors")));
         let ids = |name: &str| {
@@ -60,7 +60,7 @@ impl Tiny {
     }
 
     /// Renames by what names begin with; the first that fits.
-    fn rename(&mut self, beginnings: &[(&str, &str)]) {
+    pub fn rename(&mut self, beginnings: &[(&str, &str)]) {
         let new = |name: String| {
             let fits =
                 beginnings.iter().find_map(|(old, new)| Some((name.strip_prefix(old)?, new)));
@@ -70,7 +70,7 @@ impl Tiny {
             std::mem::take(&mut self.tensors).into_iter().map(|(n, t)| (new(n), t)).collect();
     }
 
-    fn write(&self, sandbox: &Sandbox, name: &str) {
+    pub fn write(&self, sandbox: &Sandbox, name: &str) {
         sandbox.file(&format!("{name}/config.json"), self.config.to_string());
         let views = self.tensors.iter().map(|(name, (dtype, shape, bytes))| {
             (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap())
@@ -96,7 +96,7 @@ impl Tiny {
     }
 
     #[track_caller]
-    fn runs(&self, sandbox: &Sandbox, name: &str) {
+    pub fn runs(&self, sandbox: &Sandbox, name: &str) {
         let prompt: Vec<String> = self.prompt.iter().map(|id| format!("t{id}")).collect();
         let run = ["run", "m", "--raw", &prompt.join(" "), "-n", "16", "--temperature", "0"];
         let outcome: Outcome = sandbox.lathe(&[&run[..], &["-o", "json"]].concat());

@@ -131,6 +131,10 @@ pub struct Converted {
     pub original: Vec<Option<Expr>>,
     /// Their shape in a copy that was converted.
     pub shape: Vec<Option<Expr>>,
+    /// What the converter writes as `format` into its files' metadata.
+    pub format: String,
+    /// A key of config.json that only the converter's copies have; one of the two marks is needed.
+    pub key: String,
 }
 
 /// What norms are unless they say otherwise.
