@@ -84,6 +84,11 @@ impl Pattern {
         Ok(Pattern { text: text.trim().into(), leading, terms })
     }
 
+    /// Whether a tensor of so many axes can fit it.
+    pub fn has_room(&self, axes: usize) -> bool {
+        axes == self.terms.len() || (self.leading && axes > self.terms.len())
+    }
+
     /// The names that it mentions.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.terms.iter().flat_map(|term| term.factors.iter().chain(&term.divisors)).filter_map(

@@ -174,14 +174,19 @@ impl<'a> Sorting<'a> {
     }
 
     /// Whether a tensor without a weight is one of the model's own that is only called like a
-    /// companion: floats, where no weight of the folder has such a companion (or may have it: a
-    /// faulty one) and the name does not itself speak of a weight (`.weight_scale`).
+    /// companion: floats whose name does not itself speak of a weight (`.weight_scale`), that no
+    /// layout has such a companion for, or in a folder where no weight has one, nor a faulty weight
+    /// may have.
     fn is_own(&self, suffix: Suffix, tensor: &TensorInfo) -> bool {
         let speaks_of_weight = self.layouts.suffixes[suffix as usize].contains("weight");
-        tensor.dtype.class() == DtypeClass::Float
-            && !speaks_of_weight
-            && self.faults.0.is_empty()
-            && !self.companions.contains(&suffix)
+        let parts = self.layouts.layouts.iter().flat_map(|layout| &layout.parts);
+        let can_be = parts.filter(|part| part.suffixes.contains(&suffix)).any(|part| {
+            let axes = tensor.shape.len();
+            part.spec.dtype.as_slice().contains(&tensor.dtype)
+                && part.shapes.iter().any(|shape| shape.has_room(axes))
+        });
+        let is_used = self.companions.contains(&suffix) || !self.faults.0.is_empty();
+        tensor.dtype.class() == DtypeClass::Float && !speaks_of_weight && !(can_be && is_used)
     }
 
     fn drop_stray(&mut self, tensor: u32) {
