@@ -154,6 +154,10 @@ pub struct Settings {
 pub struct Prepared {
     /// The plan; `None` when a stored model gets no draft, so that there is nothing to plan.
     pub plan: Option<Plan>,
+    /// Whether lathe can run what is made, as far as headers and config tell.
+    pub runs: bool,
+    /// What keeps lathe from running the stored model that this one is built on.
+    in_the_way: Vec<Warning>,
     base: Base,
     draft: Option<Inventory>,
     modelfile: Modelfile,
@@ -213,6 +217,8 @@ pub fn prepare(recipe: Recipe, settings: &Settings, store: &Store) -> Result<Pre
             let mut policies = vec![policy_text(&target.policy, parser, &library)?];
             policies.extend(draft_policy(draft.as_ref(), &library)?);
             Ok(Prepared {
+                runs: plan.runs,
+                in_the_way: Vec::new(),
                 plan: Some(plan),
                 base: Base::Folder(target.inventory),
                 draft: draft.map(|draft| draft.inventory),
@@ -241,8 +247,12 @@ pub fn prepare(recipe: Recipe, settings: &Settings, store: &Store) -> Result<Pre
             }
             policies.extend(draft_policy(draft.as_ref(), &library)?);
             let draft = draft.map(|draft| draft.inventory);
+            let in_the_way = store.in_the_way(&name, &manifest).unwrap_or_else(|faults| faults.0);
+            let in_the_way: Vec<Warning> = in_the_way.iter().map(plan::not_run).collect();
             Ok(Prepared {
                 plan,
+                runs: in_the_way.is_empty(),
+                in_the_way,
                 base: Base::Stored { manifest, config },
                 draft,
                 modelfile,
@@ -368,7 +378,7 @@ impl Prepared {
     /// Everything that the user should know before anything is written.
     pub fn warnings(&self) -> impl Iterator<Item = &Warning> {
         let planned = self.plan.iter().flat_map(|plan| &plan.warnings);
-        self.modelfile.warnings.iter().chain(planned)
+        self.modelfile.warnings.iter().chain(&self.in_the_way).chain(planned)
     }
 
     /// Bytes of source tensors that will be read.

@@ -62,6 +62,8 @@ pub struct Case {
     pub parser: Option<String>,
     /// The renderer that is expected for conversations.
     pub renderer: Option<String>,
+    /// Whether lathe is expected to run a model of these tensors; a vocabulary is not asked for.
+    pub runs: Option<bool>,
     /// The chat template.
     pub template: Option<String>,
 }
@@ -137,6 +139,9 @@ pub fn run(library: &Library, path: &Path, update: bool) -> Result<Report, Fault
             let plan = plan_for(&prepared, case.role, request).map_err(of_case)?;
             snapshot.push_str(&listing(case, request, &plan));
         }
+        if let Some(expected) = case.runs {
+            compare_runs(case, expected, &prepared, &mut report);
+        }
         if case.capabilities.is_some() || case.parser.is_some() || case.renderer.is_some() {
             let plan = plan_for(&prepared, case.role, "none").map_err(of_case)?;
             compare_facts(case, &plan.manifest, &mut report);
@@ -144,6 +149,31 @@ pub fn run(library: &Library, path: &Path, update: bool) -> Result<Report, Fault
     }
     compare_snapshot(path, &snapshot, update, &mut report)?;
     Ok(report)
+}
+
+/// Whether what is planned runs.
+fn compare_runs(case: &Case, expected: bool, prepared: &prepare::Prepared, report: &mut Report) {
+    report.compared += 1;
+    let in_the_way = match plan_for(prepared, Role::Target, "none") {
+        Err(faults) => faults.0,
+        Ok(plan) => {
+            let held = plan.tensors().filter(|tensor| !tensor.is_companion());
+            let held = held.map(|tensor| (tensor.name.clone(), tensor.held()));
+            let config = &prepared.inventory.config;
+            prepared.policy.in_the_way(config, held, ["tokenizer.json"])
+        }
+    };
+    if in_the_way.is_empty() != expected {
+        let runs = |runs: bool| if runs { "runs" } else { "does not run" };
+        let why: String = in_the_way.iter().map(|fault| format!(": {fault}")).collect();
+        report.failures.push(Failure {
+            case: case.name.clone(),
+            request: "none".into(),
+            tensor: None,
+            expected: runs(expected).into(),
+            found: format!("{}{why}", runs(!expected)),
+        });
+    }
 }
 
 fn plan_for(prepared: &prepare::Prepared, role: Role, request: &str) -> Result<Plan, Faults> {

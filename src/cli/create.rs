@@ -134,6 +134,8 @@ struct Report {
     created: Created,
     /// What the check after it found; `null` when it was left out.
     smoke: Option<Smoke>,
+    /// Whether lathe can run it; `null` when it was not tried and nothing speaks against it.
+    runs: Option<bool>,
     /// What it was made from.
     from: String,
     seconds: f64,
@@ -191,10 +193,16 @@ fn create(args: &Create) -> Result<Outcome, Faults> {
         ui::note(&smoke.note);
     }
     let warnings = prepared.warnings().chain(&created.warnings).cloned().collect();
+    let runs = match &smoke {
+        _ if !prepared.runs => Some(false),
+        Some(smoke) => smoke.runs,
+        None => None,
+    };
     Ok(Outcome::Created(Box::new(Report {
         event: "created",
         created,
         smoke,
+        runs,
         from,
         seconds: begun.elapsed().as_secs_f64(),
         warnings,
@@ -210,9 +218,9 @@ pub(super) struct Smoke {
     uniform: Option<f64>,
     /// The same for people, or why it was not measured.
     pub(super) note: String,
-    /// Whether there is anything to run, as far as that was seen.
+    /// Whether it was found that it runs, or that it does not; `None` when it was not tried.
     #[serde(skip)]
-    runs: bool,
+    runs: Option<bool>,
 }
 
 /// Whether what was written still predicts text.
@@ -220,25 +228,34 @@ pub(super) struct Smoke {
 pub(super) fn check(writer: &Writer, manifest: &Manifest) -> Result<Option<Smoke>, Faults> {
     use crate::engine::smoke::{Checked, check};
     let checked = check(writer, manifest)?;
-    let runs = !matches!(checked, Checked::OnlyImports | Checked::CannotRun(_));
-    let why = match checked {
+    let (runs, why) = match checked {
         Checked::Predicts { loss, uniform } => {
             let note = format!(
                 "smoke check: {loss:.2} nats a token of a plain sentence (a uniform guess over the vocabulary: {uniform:.2})"
             );
-            return Ok(Some(Smoke { loss: Some(loss), uniform: Some(uniform), note, runs: true }));
+            return Ok(Some(Smoke {
+                loss: Some(loss),
+                uniform: Some(uniform),
+                note,
+                runs: Some(true),
+            }));
         }
-        Checked::OnlyImports => "this architecture can be imported and not run yet".into(),
-        Checked::CannotRun(faults) => format!(
-            "this model can be imported and not run: {}",
-            faults.0.first().map_or_else(String::new, |fault| fault.to_string())
-        ),
-        Checked::TooLarge(bytes, memory) => format!(
-            "the model's {} and what else runs need more than this machine's {}",
-            ui::bytes(bytes),
-            ui::bytes(memory)
-        ),
-        Checked::CannotSpell => "the vocabulary does not spell a plain sentence".into(),
+        Checked::OnlyImports => {
+            (Some(false), "this architecture can be imported and not run yet".into())
+        }
+        Checked::CannotRun(faults) => {
+            let first = faults.0.first().map_or_else(String::new, |fault| fault.to_string());
+            (Some(false), format!("this model can be imported and not run: {first}"))
+        }
+        Checked::TooLarge(bytes, memory) => {
+            let (bytes, memory) = (ui::bytes(bytes), ui::bytes(memory));
+            let what = format!(
+                "whether the model runs was not tried: its {bytes} and what else runs need more \
+                 than this machine's {memory}"
+            );
+            (None, what)
+        }
+        Checked::CannotSpell => (None, "the vocabulary does not spell a plain sentence".into()),
     };
     Ok(Some(Smoke { note: format!("no smoke check: {why}"), runs, ..Smoke::default() }))
 }
@@ -359,7 +376,9 @@ fn say_created(report: &Report) {
         let new = ui::bytes(*new_bytes);
         ui::print(format_args!("{made}: {new} in {new_blobs} new blobs"));
     }
-    if report.smoke.as_ref().is_none_or(|smoke| smoke.runs) {
+    // What was left out by --no-smoke is not spoken against; what was too large was not tried.
+    let left_out = report.smoke.is_none() && report.runs.is_none();
+    if report.runs == Some(true) || left_out {
         ui::print(format_args!("run it: lathe run {name}"));
     }
 }

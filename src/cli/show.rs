@@ -12,6 +12,7 @@ use crate::fault::{Code, Fault, Faults};
 use crate::modelfile::{Message, Modelfile, Parameters};
 use crate::plan::{self, render};
 use crate::policy::Role;
+use crate::policy::runnable::usable;
 use crate::store::{
     Config, Entry, Layer, Manifest, Name, Origin, Store, TensorOrigin, Weight, bits_per_weight,
     media, told_format,
@@ -78,6 +79,8 @@ struct Model {
     policies: Vec<(Role, Result<Head, Fault>)>,
     /// Tokens up to which its decoder is exact, where that says so.
     exact_context: Option<usize>,
+    /// What keeps lathe from running it.
+    in_the_way: Vec<Fault>,
 }
 
 /// A row of `--tensors`.
@@ -135,6 +138,8 @@ impl Model {
         let modelfile = modelfile(&store, &entry.name, &manifest, &config)?;
         let policies = policies(&store, &entry.name, &manifest);
         let exact_context = exact_context(&store, &entry.name, &manifest);
+        let in_the_way = store.in_the_way(&entry.name, &manifest);
+        let in_the_way = in_the_way.unwrap_or_else(|faults| faults.0);
         Ok(Model {
             entry,
             manifest,
@@ -145,7 +150,19 @@ impl Model {
             modelfile,
             policies,
             exact_context,
+            in_the_way,
         })
+    }
+
+    /// The capabilities that whoever runs it with lathe has.
+    fn capabilities(&self) -> Vec<&str> {
+        usable(&self.config.capabilities, self.in_the_way.is_empty())
+    }
+
+    /// Those that the manifest names besides, for other programs.
+    fn others(&self) -> Vec<&str> {
+        let (all, ours) = (self.config.capabilities.iter(), self.capabilities());
+        all.map(String::as_str).filter(|name| !ours.contains(name)).collect()
     }
 
     fn tensors(&self) -> Vec<Row<'_>> {
@@ -202,7 +219,10 @@ impl Model {
             "format": told_format(&self.config, &self.weights),
             "bits_per_weight": bits_per_weight(&self.weights),
             "formats": self.formats(),
-            "capabilities": self.config.capabilities,
+            "runs": self.in_the_way.is_empty(),
+            "in_the_way": self.in_the_way,
+            "capabilities": self.capabilities(),
+            "manifest_capabilities": self.config.capabilities,
             "parser": self.config.parser,
             "renderer": self.config.renderer,
             "requires": self.config.requires,
@@ -345,7 +365,9 @@ fn print_summary(model: &Model) {
         ("format", Some(if format.is_empty() { "-" } else { format }.to_string())),
         ("bits per weight", bits_per_weight(&model.weights).map(|bits| format!("{bits:.2}"))),
         ("formats", Some(formats)),
-        ("capabilities", Some(config.capabilities.join(", ")).filter(|list| !list.is_empty())),
+        ("runs", model.in_the_way.first().map(|fault| format!("no: {fault}"))),
+        ("capabilities", Some(model.capabilities().join(", ")).filter(|list| !list.is_empty())),
+        ("not with lathe", Some(model.others().join(", ")).filter(|list| !list.is_empty())),
         ("parser", config.parser.clone()),
         ("renderer", config.renderer.clone()),
         ("requires", config.requires.clone()),

@@ -10,6 +10,7 @@ pub mod description;
 mod exact;
 mod known;
 mod names;
+pub mod parts;
 pub mod rope;
 pub mod values;
 

@@ -151,7 +151,7 @@ pub(super) fn model_of(
     let config = files
         .json("config.json")?
         .ok_or_else(|| Fault::new(Code::NoConfig, "the model has no config.json"))?;
-    let decoder = policy.decoder.as_ref().ok_or_else(|| {
+    let described = policy.described().ok_or_else(|| {
         let architecture = architecture(&config).unwrap_or_else(|_| "this model".into());
         let help = match loading.policy_dir {
             None => "a policy with a decoder section can say it; see docs/policies.md".into(),
@@ -164,7 +164,7 @@ pub(super) fn model_of(
             .help(help)
     })?;
     let source = Known::by(policy, source)?;
-    load_model(&source, decoder, &config, Compute::of(loading.backend))
+    load_model(&source, described, &config, Compute::of(loading.backend))
 }
 
 /// The policy of a stored model: that of the folder given, else its own, else, for one that carries

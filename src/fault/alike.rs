@@ -9,19 +9,27 @@ use super::{Code, Fault, Faults};
 /// Tensors of such a fault that are named before the rest is counted.
 pub(super) const NAMED: usize = 3;
 
+/// Code, message, help and place of a fault, without the tensor's name; and of a decoder's faults,
+/// which differ by what they are of, that name without its numbers.
+type Alike = (Code, String, Option<String>, Option<(String, usize)>, Option<String>);
+
 impl Faults {
     /// The same faults, with those that differ only in the tensor made one, which names the
     /// tensors. A fault stands where the first of its kind stood.
     pub fn grouped(self) -> Faults {
-        let mut places: HashMap<(Code, String, Option<String>), usize> = HashMap::new();
+        let mut places: HashMap<Alike, usize> = HashMap::new();
         let mut grouped: Vec<Fault> = Vec::new();
         for fault in self.0 {
-            let (Some(tensor), None) = (&fault.tensor, &fault.place) else {
+            let Some(tensor) = &fault.tensor else {
                 grouped.push(fault);
                 continue;
             };
             let help = fault.help.as_deref().map(|help| without(tensor, help));
-            match places.entry((fault.code, without(tensor, &fault.message), help)) {
+            let place = fault.place.as_ref();
+            let place = place.map(|place| (place.text.name.clone(), place.span.start));
+            let of = (fault.code == Code::Decoder).then(|| numberless(tensor));
+            let message = without(tensor, &fault.message);
+            match places.entry((fault.code, message, help, place, of)) {
                 Entry::Occupied(place) => {
                     let first = &mut grouped[*place.get()];
                     first.others.extend(fault.tensor.into_iter().chain(fault.others));
@@ -34,6 +42,12 @@ impl Faults {
         }
         Faults(grouped)
     }
+}
+
+/// A name with its numbers left out.
+fn numberless(tensor: &str) -> String {
+    let part = |part: &str| part.parse::<u64>().map_or_else(|_| part.to_owned(), |_| "#".into());
+    tensor.split('.').map(part).collect::<Vec<_>>().join(".")
 }
 
 /// The words without the tensor's name, or the names of what it is a part of, as far as these tell

@@ -4,8 +4,9 @@ use mlx_rs::Array;
 use mlx_rs::ops::indexing::TryIndexOp;
 use mlx_rs::ops::{concatenate, zeros_dtype};
 
-use super::build::Builder;
+use super::loader::Loader;
 use super::ops::{Function, Result};
+use crate::decoder::parts;
 
 /// A causal convolution, one filter per channel.
 #[derive(Clone, Debug)]
@@ -18,35 +19,19 @@ pub struct Conv {
 }
 
 impl Conv {
-    /// Reads a convolution stored as `[channels, 1, kernel]`, or as MLX has it, `[channels, kernel,
-    /// 1]`: the same numbers in the same order.
-    pub fn build(
-        to: &mut Builder,
-        name: &str,
-        bias: bool,
-        function: Option<Function>,
-        (channels, kernel): (i64, i64),
-    ) -> Option<Conv> {
-        let full = to.weight_name(name)?;
-        let weight = to.vector(&full)?;
-        to.expect(name, "channels", i64::from(weight.dim(0)), channels)?;
-        let taps = weight.shape()[1..].iter().map(|&axis| i64::from(axis)).product();
-        to.expect(name, "taps", taps, kernel)?;
-        let taps = to.made(|| {
-            let weight = weight.reshape(&[channels as i32, kernel as i32])?;
+    /// Loads a convolution.
+    pub fn load(from: &mut Loader, conv: &parts::Conv) -> Option<Conv> {
+        let weight = from.vector(&conv.name)?;
+        let taps = from.made(|| {
+            let weight = weight.reshape(&[conv.channels, conv.kernel])?;
             let taps: Result<Vec<Array>> =
-                (0..kernel as i32).map(|tap| weight.try_index((.., tap))?.contiguous()).collect();
+                (0..conv.kernel).map(|tap| weight.try_index((.., tap))?.contiguous()).collect();
             let taps = taps?;
             mlx_rs::transforms::eval(&taps)?;
             Ok(taps)
         })?;
-        let bias = if bias {
-            let name = to.full_name(&format!("{name}.bias"));
-            Some(to.vector(&name)?)
-        } else {
-            None
-        };
-        Some(Conv { taps, bias, function })
+        let bias = from.maybe_vector(&conv.bias)?;
+        Some(Conv { taps, bias, function: conv.function })
     }
 
     /// `x` `[1, tokens, channels]` after `before` `[1, kernel - 1, channels]`: what comes out, and

@@ -9,14 +9,14 @@ use mlx_rs::ops::{concatenate, sigmoid, stack, zeros_dtype};
 use mlx_rs::{Array, Dtype};
 
 use super::batch::Pass;
-use super::build::Builder;
 use super::conv::Conv;
 use super::linear::Linear;
+use super::loader::Loader;
 use super::norm::Norm;
 use super::ops::{Function, Result, join_rows, last_axis, row, softplus, times};
 use crate::cache::state::{State, StateCache};
 use crate::cache::{Cache, LayerCache};
-use crate::decoder::description;
+use crate::decoder::parts;
 
 /// A gated delta net.
 #[derive(Clone, Debug)]
@@ -64,64 +64,38 @@ struct Inputs {
 }
 
 impl GatedDelta {
-    /// Reads a gated delta net.
-    pub fn build(to: &mut Builder, delta: &description::GatedDelta) -> Option<GatedDelta> {
-        to.under(&delta.path, |to| GatedDelta::build_here(to, delta))
-    }
-
-    fn build_here(to: &mut Builder, delta: &description::GatedDelta) -> Option<GatedDelta> {
-        let key_heads = to.int(&delta.key_heads, "key_heads")?;
-        let value_heads = to.int(&delta.value_heads, "value_heads")?;
-        let key_dim = to.int(&delta.key_dim, "key_dim")?;
-        let value_dim = to.int(&delta.value_dim, "value_dim")?;
-        let kernel = to.int(&delta.kernel, "kernel")?;
-        if key_heads < 1 || value_heads % key_heads != 0 {
-            to.fault(format!("{value_heads} value heads do not share {key_heads} key heads"));
-            return None;
-        }
-        let gate = to.function(&delta.activation)?;
-        let (keys, values) = (key_heads * key_dim, value_heads * value_dim);
-        let grouped = delta.qkvz.as_ref().filter(|name| to.find(name).is_some());
-        let entry = match (grouped, &delta.ba, &delta.qkv, &delta.z, &delta.b, &delta.a) {
-            (Some(qkvz), Some(ba), ..) => {
-                let qkvz = Linear::build_sized(to, qkvz, false, 2 * keys + 2 * values);
-                let ba = Linear::build_sized(to, ba, false, 2 * value_heads);
+    /// Loads a gated delta net.
+    pub fn load(from: &mut Loader, delta: &parts::GatedDelta) -> Option<GatedDelta> {
+        let entry = match &delta.entry {
+            parts::DeltaEntry::Grouped { qkvz, ba } => {
+                let (qkvz, ba) = (Linear::load(from, qkvz), Linear::load(from, ba));
                 Some(Entry::Grouped { qkvz: qkvz?, ba: ba? })
             }
-            (_, _, Some(qkv), Some(z), Some(b), Some(a)) => {
-                let qkv = Linear::build_sized(to, qkv, false, 2 * keys + values);
-                let z = Linear::build_sized(to, z, false, values);
-                let b = Linear::build_sized(to, b, false, value_heads);
-                let a = Linear::build_sized(to, a, false, value_heads);
+            parts::DeltaEntry::Split { qkv, z, b, a } => {
+                let [qkv, z, b, a] = [qkv, z, b, a].map(|part| Linear::load(from, part));
                 Some(Entry::Split { qkv: qkv?, z: z?, b: b?, a: a? })
             }
-            _ => {
-                to.fault("a gated delta net names neither qkv, z, b and a nor qkvz and ba");
-                None
-            }
         };
-        let conv = Conv::build(to, &delta.conv, false, Some(gate), (2 * keys + values, kernel));
-        let dt_name = to.full_name(&delta.dt_bias);
-        let dt_bias = to.vector_as(&dt_name, Dtype::Float32);
-        let a_name = to.full_name(&delta.a_log);
-        let a_log = to.vector_as(&a_name, Dtype::Float32);
-        let norm = Norm::build(to, &delta.norm, false);
-        let out = Linear::build(to, &delta.out, false);
-        let slot = to.slot(LayerCache::State(StateCache::default()));
+        let conv = Conv::load(from, &delta.conv);
+        let dt_bias = from.vector_as(&delta.dt_bias, Dtype::Float32);
+        let a_log = from.vector_as(&delta.a_log, Dtype::Float32);
+        let norm = Norm::load(from, &delta.norm);
+        let out = Linear::load(from, &delta.out);
+        let slot = from.slot(LayerCache::State(StateCache::default()));
         let a_log = a_log?;
         Some(GatedDelta {
             entry: entry?,
             conv: conv?,
             dt_bias: dt_bias?,
-            decay: to.made(|| a_log.exp()?.negative())?,
+            decay: from.made(|| a_log.exp()?.negative())?,
             norm: norm?,
             out: out?,
-            gate,
+            gate: delta.gate,
             slot,
-            key_heads: key_heads as i32,
-            value_heads: value_heads as i32,
-            key_dim: key_dim as i32,
-            value_dim: value_dim as i32,
+            key_heads: delta.key_heads,
+            value_heads: delta.value_heads,
+            key_dim: delta.key_dim,
+            value_dim: delta.value_dim,
         })
     }
 

@@ -2,18 +2,16 @@
 
 use mlx_rs::{Array, Dtype};
 
-use super::build::Builder;
 use super::linear::{Linear, Matrix};
+use super::loader::Loader;
 use super::native::steps::{self, Held, Step};
 use super::norm::Norm;
 use super::ops::{Result, soft_cap, times};
-use crate::decoder::description;
+use crate::decoder::parts;
 
 /// The embedding.
 #[derive(Clone, Debug)]
 pub struct Embed {
-    /// Of the table.
-    name: String,
     table: Matrix,
     scale: Option<f32>,
     per_layer: Option<PerLayer>,
@@ -33,17 +31,15 @@ struct PerLayer {
 }
 
 impl Embed {
-    /// Reads the embedding, whose name has been found.
-    pub fn build(to: &mut Builder, embed: &description::Embed, name: &str) -> Option<Embed> {
-        let table = to.table(name)?;
-        let scale = to.maybe_float(&embed.scale)?.map(|scale| scale as f32);
+    /// Loads the embedding.
+    pub fn load(from: &mut Loader, embed: &parts::Embed) -> Option<Embed> {
+        let table = from.table(&embed.table)?;
+        let scale = embed.scale.map(|scale| scale as f32);
         let per_layer = match &embed.per_layer {
-            Some(per_layer) if to.holds(&per_layer.when, true) => {
-                Some(PerLayer::build(to, per_layer)?)
-            }
-            _ => None,
+            Some(per_layer) => Some(PerLayer::load(from, per_layer)?),
+            None => None,
         };
-        Some(Embed { name: name.into(), table, scale, per_layer })
+        Some(Embed { table, scale, per_layer })
     }
 
     /// Hidden states `[rows, tokens, hidden]` of tokens `[rows, tokens]`.
@@ -76,24 +72,15 @@ impl Embed {
 }
 
 impl PerLayer {
-    fn build(to: &mut Builder, per_layer: &description::PerLayer) -> Option<PerLayer> {
-        let table = {
-            let found = per_layer.tensor.list().iter().find_map(|name| to.find(name));
-            let name = match found {
-                Some(name) => name,
-                None => to.weight_name(per_layer.tensor.list().first()?)?,
-            };
-            to.table(&name)?
-        };
-        let projection = per_layer.projection.list().first()?;
+    fn load(from: &mut Loader, per_layer: &parts::PerLayer) -> Option<PerLayer> {
         Some(PerLayer {
-            table,
-            scale: to.float_or(&per_layer.scale, 1.0)? as f32,
-            projection: Linear::build(to, projection, false)?,
-            projection_scale: to.float_or(&per_layer.projection_scale, 1.0)? as f32,
-            norm: Norm::build(to, &per_layer.norm, false)?,
-            sum_scale: to.float_or(&per_layer.sum_scale, 1.0)? as f32,
-            width: to.int(&per_layer.width, "width")? as i32,
+            table: from.table(&per_layer.table)?,
+            scale: per_layer.scale as f32,
+            projection: Linear::load(from, &per_layer.projection)?,
+            projection_scale: per_layer.projection_scale as f32,
+            norm: Norm::load(from, &per_layer.norm)?,
+            sum_scale: per_layer.sum_scale as f32,
+            width: per_layer.width,
         })
     }
 }
@@ -107,33 +94,19 @@ pub struct Head {
 }
 
 impl Head {
-    /// Reads the head at the top of the model's names; a tied one is the embedding.
-    pub fn build(to: &mut Builder, head: &description::Head, embed: &mut Embed) -> Option<Head> {
-        let tied = to.holds(&head.tied, false);
-        let names = head.tensor.list();
-        let found = names.iter().find_map(|name| Some((name, to.find(name)?)));
-        let linear = match found {
-            // The embedding a second time, or nothing.
-            found if tied && found.as_ref().is_none_or(|(_, full)| to.same(full, &embed.name)) => {
-                if let Some((name, _)) = found {
-                    to.pass_over(name);
-                }
-                embed.table = embed.table.clone().read_often(&mut to.memory);
-                to.made(|| Linear::of(embed.table.clone(), None))
-            }
-            // A head that is there and another wins over the flag.
-            found => {
-                let name = found.map(|(name, _)| name).or(names.first())?;
-                let bias = to.holds(&head.bias, false);
-                Linear::build(to, name, bias)
+    /// Loads the head; a tied one is the embedding.
+    pub fn load(from: &mut Loader, head: &parts::Head, embed: &mut Embed) -> Option<Head> {
+        let linear = match &head.linear {
+            Some(linear) => Linear::load(from, linear),
+            None => {
+                embed.table = embed.table.clone().read_often(&mut from.memory);
+                from.made(|| Linear::of(embed.table.clone(), None))
             }
         };
-        let scale = to.maybe_float(&head.scale)?.filter(|&scale| scale != 1.0);
-        let cap = to.maybe_float(&head.soft_cap)?.filter(|&cap| cap != 0.0);
         Some(Head {
             linear: linear?,
-            scale: scale.map(|scale| scale as f32),
-            soft_cap: cap.map(|cap| cap as f32),
+            scale: head.scale.map(|scale| scale as f32),
+            soft_cap: head.soft_cap.map(|cap| cap as f32),
         })
     }
 

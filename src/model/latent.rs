@@ -11,15 +11,15 @@ use mlx_rs::ops::indexing::TryIndexOp;
 
 use super::attention::keys_in;
 use super::batch::Pass;
-use super::build::Builder;
 use super::linear::Linear;
+use super::loader::Loader;
 use super::norm::Norm;
 use super::ops::{Result, join_rows, last_axis, row};
 use super::rope::Rope;
 use super::scores::Scores;
 use crate::cache::LayerCache;
 use crate::cache::keys::{KeyCache, Seen};
-use crate::decoder::description;
+use crate::decoder::parts;
 
 /// Multi-head latent attention.
 #[derive(Clone, Debug)]
@@ -56,43 +56,31 @@ struct Up {
 }
 
 impl Up {
-    fn build(
-        to: &mut Builder,
-        attention: &description::LatentAttention,
-        [heads, rank, nope_dim, value_dim]: [i64; 4],
-    ) -> Option<Up> {
-        let halves = [&attention.q_to_latent, &attention.latent_to_v];
-        if let [Some(keys), Some(values)] = halves
-            && to.find(keys).is_some()
-        {
-            let keys = Up::half(to, keys, [heads, rank, nope_dim]);
-            let values = Up::half(to, values, [heads, value_dim, rank]);
-            return Some(Up { to_keys: keys?, to_values: values? });
+    fn load(from: &mut Loader, attention: &parts::LatentAttention) -> Option<Up> {
+        let parts::LatentAttention { heads, rank, nope_dim, value_dim, .. } = *attention;
+        match &attention.up {
+            parts::LatentUp::Halves(keys, values) => {
+                let (to_keys, to_values) = (Up::half(from, keys), Up::half(from, values));
+                Some(Up { to_keys: to_keys?, to_values: to_values? })
+            }
+            parts::LatentUp::Whole(up) => {
+                let up = from.matrix(up)?;
+                from.made(|| {
+                    let up = up.plain()?.reshape(&[heads, nope_dim + value_dim, rank])?;
+                    let to_keys = up.try_index((.., ..nope_dim, ..))?.contiguous()?;
+                    let values = up.try_index((.., nope_dim.., ..))?;
+                    let to_values = values.swap_axes(1, 2)?.contiguous()?;
+                    mlx_rs::transforms::eval([&to_keys, &to_values])?;
+                    Ok(Up { to_keys, to_values })
+                })
+            }
         }
-        let rows = heads * (nope_dim + value_dim);
-        let up = Linear::build_sized(to, &attention.kv_up, false, rows)?;
-        let [heads, rank, nope_dim, value_dim] =
-            [heads, rank, nope_dim, value_dim].map(|size| size as i32);
-        to.made(|| {
-            let up = up.matrix().plain()?.reshape(&[heads, nope_dim + value_dim, rank])?;
-            let to_keys = up.try_index((.., ..nope_dim, ..))?.contiguous()?;
-            let to_values = up.try_index((.., nope_dim.., ..))?.swap_axes(1, 2)?.contiguous()?;
-            mlx_rs::transforms::eval([&to_keys, &to_values])?;
-            Ok(Up { to_keys, to_values })
-        })
     }
 
     /// One of the two tensors, with its last axes exchanged.
-    fn half(to: &mut Builder, name: &str, wanted: [i64; 3]) -> Option<Array> {
-        let full = to.weight_name(name)?;
-        let matrix = to.matrix(&full, false)?;
-        let axes = ["heads", "rows", "columns"];
-        let found = matrix.shape();
-        to.expect(name, "axes", found.len() as i64, 3)?;
-        for ((what, found), wanted) in axes.into_iter().zip(found).zip(wanted) {
-            to.expect(name, what, i64::from(found), wanted)?;
-        }
-        to.made(|| {
+    fn half(from: &mut Loader, matrix: &parts::Matrix) -> Option<Array> {
+        let matrix = from.matrix(matrix)?;
+        from.made(|| {
             let half = matrix.plain()?.swap_axes(1, 2)?.contiguous()?;
             half.eval()?;
             Ok(half)
@@ -101,49 +89,23 @@ impl Up {
 }
 
 impl LatentAttention {
-    /// Reads latent attention.
-    pub fn build(
-        to: &mut Builder,
-        attention: &description::LatentAttention,
-    ) -> Option<LatentAttention> {
-        to.under(&attention.path, |to| LatentAttention::build_here(to, attention))
-    }
-
-    fn build_here(
-        to: &mut Builder,
-        attention: &description::LatentAttention,
-    ) -> Option<LatentAttention> {
-        let heads = to.int(&attention.heads, "heads")?;
-        let rank = to.int(&attention.rank, "rank")?;
-        let nope_dim = to.int(&attention.nope_dim, "nope_dim")?;
-        let rope_dim = to.int(&attention.rope_dim, "rope_dim")?;
-        let value_dim = to.int(&attention.value_dim, "value_dim")?;
-        let bias = to.holds(&attention.bias, false);
-        let rows = heads * (nope_dim + rope_dim);
-        let in_two = to.holds(&attention.q_in_two, attention.q_down.is_some());
-        let q = match (&attention.q, &attention.q_down, &attention.q_norm, &attention.q_up) {
-            (_, Some(down), Some(norm), Some(up)) if in_two => {
-                let down = Linear::build(to, down, bias);
-                let norm = Norm::build(to, norm, false);
-                let up = Linear::build_sized(to, up, false, rows);
+    /// Loads latent attention.
+    pub fn load(from: &mut Loader, attention: &parts::LatentAttention) -> Option<LatentAttention> {
+        let q = match &attention.q {
+            parts::LatentQueries::One(q) => Linear::load(from, q).map(Queries::One),
+            parts::LatentQueries::Two(down, norm, up) => {
+                let (down, norm) = (Linear::load(from, down), Norm::load(from, norm));
+                let up = Linear::load(from, up);
                 Some(Queries::Two(down?, norm?, up?))
             }
-            (Some(q), ..) if !in_two => Linear::build_sized(to, q, false, rows).map(Queries::One),
-            _ => {
-                to.fault("latent attention names neither q nor q_down, q_norm and q_up");
-                None
-            }
         };
-        let kv_down = Linear::build_sized(to, &attention.kv_down, bias, rank + rope_dim);
-        let kv_norm = Norm::build(to, &attention.kv_norm, false);
-        let up = Up::build(to, attention, [heads, rank, nope_dim, value_dim]);
-        let o = Linear::build(to, &attention.o, bias);
-        let rope = Rope::build(to, &attention.rope, rope_dim);
-        let slot = to.slot(LayerCache::Keys(KeyCache::new(None)));
-        let (heads, rank, nope_dim) = (heads as i32, rank as i32, nope_dim as i32);
-        let (Up { to_keys, to_values }, rope) = (up?, rope?);
-        let scale = (f64::from(nope_dim) + rope_dim as f64).powf(-0.5) * rope.rotation.score_factor;
-        let scale = to.float_or(&attention.scale, scale)? as f32;
+        let kv_down = Linear::load(from, &attention.kv_down);
+        let kv_norm = Norm::load(from, &attention.kv_norm);
+        let up = Up::load(from, attention);
+        let o = Linear::load(from, &attention.o);
+        let rope = Rope::load(from, &attention.rope);
+        let slot = from.slot(LayerCache::Keys(KeyCache::new(None)));
+        let Up { to_keys, to_values } = up?;
         Some(LatentAttention {
             q: q?,
             kv_down: kv_down?,
@@ -153,17 +115,17 @@ impl LatentAttention {
             o: o?,
             rope,
             scores: Scores {
-                scale,
+                scale: attention.scale as f32,
                 window: None,
                 cap: None,
                 sinks: None,
-                on_cpu: to.compute.on_cpu,
+                on_cpu: from.compute.on_cpu,
             },
             slot,
-            heads,
-            rank,
-            nope_dim,
-            rope_dim: rope_dim as i32,
+            heads: attention.heads,
+            rank: attention.rank,
+            nope_dim: attention.nope_dim,
+            rope_dim: attention.rope_dim,
         })
     }
 

@@ -6,11 +6,11 @@ use mlx_rs::error::Exception;
 use mlx_rs::ops::gather_mm;
 use mlx_rs::{Array, Dtype};
 
-use super::build::Builder;
+use super::loader::Loader;
 use super::native::{Memory, Native};
 use super::ops::Result;
 use super::source::Weight;
-use crate::decoder::description::LinearOrName;
+use crate::decoder::parts;
 use crate::dtype::Dtype as Stored;
 use crate::mlx::Quantized;
 
@@ -174,35 +174,12 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Reads a projection by name, with its bias if it has one.
-    pub fn build(to: &mut Builder, name: &str, bias: bool) -> Option<Linear> {
-        let weight = to.weight_name(name).and_then(|name| to.matrix(&name, false));
-        let bias = if bias {
-            let name = to.full_name(&format!("{name}.bias"));
-            Some(to.vector(&name)?)
-        } else {
-            None
-        };
-        let weight = weight?;
-        to.made(|| Linear::of(weight, bias))
-    }
-
-    /// The same, and a fault unless it gives `outputs` elements.
-    pub fn build_sized(to: &mut Builder, name: &str, bias: bool, outputs: i64) -> Option<Linear> {
-        let linear = Linear::build(to, name, bias)?;
-        to.expect(name, "rows", i64::from(linear.outputs()), outputs)?;
-        Some(linear)
-    }
-
-    /// Reads a projection that may be given by name alone.
-    pub fn build_named(to: &mut Builder, linear: &LinearOrName) -> Option<Linear> {
-        match linear {
-            LinearOrName::Name(name) => Linear::build(to, name, false),
-            LinearOrName::Full(linear) => {
-                let bias = to.holds(&linear.bias, false);
-                Linear::build(to, &linear.tensor, bias)
-            }
-        }
+    /// Loads a projection.
+    pub fn load(from: &mut Loader, linear: &parts::Linear) -> Option<Linear> {
+        let weight = from.matrix(&linear.weight);
+        let bias = from.maybe_vector(&linear.bias);
+        let (weight, bias) = (weight?, bias?);
+        from.made(|| Linear::of(weight, bias))
     }
 
     /// From a matrix that may be held elsewhere too.
@@ -242,16 +219,5 @@ impl Linear {
     /// The matrix and the bias, where lathe's own kernels have them.
     pub fn native(&self) -> Option<&Arc<Native>> {
         self.native.as_ref()
-    }
-
-    /// The matrix.
-    pub fn matrix(&self) -> &Matrix {
-        &self.matrix
-    }
-
-    /// Elements of what it gives.
-    pub fn outputs(&self) -> i32 {
-        let shape = self.matrix.shape();
-        shape.get(shape.len().wrapping_sub(2)).copied().unwrap_or(0)
     }
 }

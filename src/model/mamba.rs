@@ -8,15 +8,15 @@ use mlx_rs::ops::{maximum, stack, zeros_dtype};
 use mlx_rs::{Array, Dtype};
 
 use super::batch::Pass;
-use super::build::Builder;
 use super::conv::Conv;
 use super::delta::state_in;
 use super::linear::Linear;
+use super::loader::Loader;
 use super::norm::Norm;
 use super::ops::{Function, Result, join_rows, last_axis, row, softplus};
 use crate::cache::LayerCache;
 use crate::cache::state::{State, StateCache};
-use crate::decoder::description;
+use crate::decoder::parts;
 
 /// Mamba-2.
 #[derive(Clone, Debug)]
@@ -41,62 +41,32 @@ pub struct Mamba2 {
 }
 
 impl Mamba2 {
-    /// Reads a Mamba-2 mixer.
-    pub fn build(to: &mut Builder, mamba: &description::Mamba2) -> Option<Mamba2> {
-        to.under(&mamba.path, |to| Mamba2::build_here(to, mamba))
-    }
-
-    fn build_here(to: &mut Builder, mamba: &description::Mamba2) -> Option<Mamba2> {
-        let heads = to.int(&mamba.heads, "heads")?;
-        let head_dim = to.int(&mamba.head_dim, "head_dim")?;
-        let groups = to.int(&mamba.groups, "groups")?;
-        let state = to.int(&mamba.state, "state")?;
-        let kernel = to.int(&mamba.kernel, "kernel")?;
-        if groups < 1 || heads % groups != 0 {
-            to.fault(format!("{heads} heads do not share {groups} groups"));
-            return None;
-        }
-        let bias = to.holds(&mamba.bias, false);
-        let conv_bias = to.holds(&mamba.conv_bias, false);
-        let function = to.function(&mamba.activation)?;
-        let (inner, shared) = (heads * head_dim, 2 * groups * state);
-        let rows = 2 * inner + shared + heads;
-        let in_proj = Linear::build_sized(to, &mamba.in_proj, bias, rows);
-        let conv =
-            Conv::build(to, &mamba.conv, conv_bias, Some(function), (inner + shared, kernel));
-        let wide = |to: &mut Builder, name: &str| {
-            let name = to.full_name(name);
-            to.vector_as(&name, Dtype::Float32)
-        };
-        let dt_bias = wide(to, &mamba.dt_bias);
-        let a_log = wide(to, &mamba.a_log);
-        let d = wide(to, &mamba.d);
-        let weight = Norm::build(to, &mamba.norm, false);
-        let eps = description::Norm { tensor: None, ..mamba.norm.clone() };
-        let norm = Norm::build(to, &eps, false);
-        let out = Linear::build(to, &mamba.out, bias);
-        let dt_min = to.float_or(&mamba.dt_min, 0.0)?;
-        let slot = to.slot(LayerCache::State(StateCache::default()));
+    /// Loads a Mamba-2 mixer.
+    pub fn load(from: &mut Loader, mamba: &parts::Mamba2) -> Option<Mamba2> {
+        let in_proj = Linear::load(from, &mamba.in_proj);
+        let conv = Conv::load(from, &mamba.conv);
+        let [dt_bias, a_log, d] = [&mamba.dt_bias, &mamba.a_log, &mamba.d]
+            .map(|name| from.vector_as(name, Dtype::Float32));
+        let weight = Norm::load(from, &mamba.norm);
+        let norm = Norm::load(from, &parts::Norm { weight: None, ..mamba.norm.clone() });
+        let out = Linear::load(from, &mamba.out);
+        let slot = from.slot(LayerCache::State(StateCache::default()));
         let (a_log, d) = (a_log?, d?);
-        let Some(norm_weight) = weight.as_ref().and_then(Norm::weight).cloned() else {
-            to.fault("the gated norm of a Mamba-2 mixer needs a weight");
-            return None;
-        };
         Some(Mamba2 {
             in_proj: in_proj?,
             conv: conv?,
             dt_bias: dt_bias?,
-            decay: to.made(|| a_log.exp()?.negative())?,
-            d: to.made(|| d.reshape(&[-1, 1]))?,
+            decay: from.made(|| a_log.exp()?.negative())?,
+            d: from.made(|| d.reshape(&[-1, 1]))?,
             norm: norm?,
-            norm_weight,
+            norm_weight: weight?.weight().cloned()?,
             out: out?,
-            dt_min: dt_min as f32,
+            dt_min: mamba.dt_min as f32,
             slot,
-            heads: heads as i32,
-            head_dim: head_dim as i32,
-            groups: groups as i32,
-            state: state as i32,
+            heads: mamba.heads,
+            head_dim: mamba.head_dim,
+            groups: mamba.groups,
+            state: mamba.state,
         })
     }
 

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use mlx_rs::Array;
 
-use super::build::Builder;
 use super::linear::Linear;
+use super::loader::Loader;
 use super::native::{Gated, Native};
 use super::ops::{Function, Result, last_axis};
-use crate::decoder::description;
+use crate::decoder::parts;
 
 /// down(function(gate(x)) × up(x)).
 #[derive(Clone, Debug)]
@@ -28,29 +28,22 @@ enum Entry {
 }
 
 impl GatedMlp {
-    /// Reads a gated MLP.
-    pub fn build(to: &mut Builder, mlp: &description::GatedMlp) -> Option<GatedMlp> {
-        let function = to.function(&mlp.activation)?;
-        let bias = to.holds(&mlp.bias, false);
-        to.under(&mlp.path, |to| {
-            let fused = mlp.gate_up.as_ref().filter(|name| to.find(name).is_some());
-            let entry = match (fused, &mlp.gate, &mlp.up) {
-                (Some(name), _, _) => Linear::build(to, name, bias).map(Entry::Fused),
-                (None, Some(gate), Some(up)) => {
-                    let gate = Linear::build(to, gate, bias);
-                    let up = Linear::build(to, up, bias);
-                    Some(Entry::Split(gate?, up?))
-                }
-                _ => {
-                    to.fault("a gated MLP names neither gate and up nor gate_up");
-                    None
-                }
-            };
-            let down = Linear::build(to, &mlp.down, bias);
-            let mut mlp = GatedMlp { entry: entry?, down: down?, function, native: None };
-            mlp.native = to.made(|| mlp.natively())?;
-            Some(mlp)
-        })
+    /// Loads a gated MLP.
+    pub fn load(from: &mut Loader, mlp: &parts::GatedMlp) -> Option<GatedMlp> {
+        let entry = match &mlp.entry {
+            parts::Entry::Split(gate, up) => {
+                let (gate, up) = (Linear::load(from, gate), Linear::load(from, up));
+                Some(Entry::Split(gate?, up?))
+            }
+            parts::Entry::Fused { both, .. } | parts::Entry::Plain(both) => {
+                Linear::load(from, both).map(Entry::Fused)
+            }
+        };
+        let down = Linear::load(from, &mlp.down);
+        let function = mlp.function;
+        let mut mlp = GatedMlp { entry: entry?, down: down?, function, native: None };
+        mlp.native = from.made(|| mlp.natively())?;
+        Some(mlp)
     }
 
     /// `[…, hidden]` to the same.
@@ -100,15 +93,10 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// Reads a plain MLP.
-    pub fn build(to: &mut Builder, mlp: &description::Mlp) -> Option<Mlp> {
-        let function = to.function(&mlp.activation)?;
-        let bias = to.holds(&mlp.bias, false);
-        to.under(&mlp.path, |to| {
-            let up = Linear::build(to, &mlp.up, bias);
-            let down = Linear::build(to, &mlp.down, bias);
-            Some(Mlp { up: up?, down: down?, function })
-        })
+    /// Loads a plain MLP.
+    pub fn load(from: &mut Loader, mlp: &parts::Mlp) -> Option<Mlp> {
+        let (up, down) = (Linear::load(from, &mlp.up), Linear::load(from, &mlp.down));
+        Some(Mlp { up: up?, down: down?, function: mlp.function })
     }
 
     /// `[…, hidden]` to the same.

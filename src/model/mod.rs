@@ -1,19 +1,19 @@
 //! model: a decoder's description and weights in, logits out.
 //!
-//! [`load`] builds a tree of modules from a policy's [`Decoder`](crate::decoder::Decoder), the
-//! model's config and its weights, and tells all that does not fit at once.
+//! [`load`] has the parts of a network resolved ([`crate::decoder::parts`]) and loads the tensors that
+//! these name into a tree of modules.
 //! [`Model::forward`] walks the tree over a [`Batch`]. Nothing here knows an architecture:
 //! names of tensors and what is done with them stand in the description. There is one file for
 //! each kind of module.
 
 mod attention;
 mod batch;
-mod build;
 mod conv;
 mod delta;
 mod embed;
 mod latent;
 mod linear;
+mod loader;
 mod mamba;
 mod mlp;
 mod module;

@@ -1,17 +1,15 @@
 //! The tree of modules, and walking it.
 
-use std::collections::BTreeSet;
-
 use mlx_rs::Array;
 use mlx_rs::error::Exception;
 use mlx_rs::ops::indexing::TryIndexOp;
 
 use super::attention::Attention;
 use super::batch::Pass;
-use super::build::Builder;
 use super::delta::GatedDelta;
 use super::latent::LatentAttention;
 use super::linear::Linear;
+use super::loader::Loader;
 use super::mamba::Mamba2;
 use super::mlp::{GatedMlp, Mlp};
 use super::moe::Moe;
@@ -19,7 +17,7 @@ use super::native::steps::{self, Held};
 use super::norm::Norm;
 use super::ops::{Function, Result, times};
 use super::short_conv::ShortConv;
-use crate::decoder::description::Step;
+use crate::decoder::parts::Step;
 
 /// One step of a layer: x in, x out.
 #[derive(Clone, Debug)]
@@ -95,116 +93,36 @@ fn run_natively(modules: &[&Module], x: &Array, pass: &mut Pass) -> Result<Array
 }
 
 impl Module {
-    /// Reads the steps whose conditions hold in layer `layer`.
-    pub fn build_all(to: &mut Builder, steps: &[Step], layer: usize) -> Vec<Module> {
-        steps.iter().filter_map(|step| Module::build(to, step, layer)).collect()
+    /// Loads steps.
+    pub fn load_all(from: &mut Loader, steps: &[Step]) -> Vec<Module> {
+        steps.iter().filter_map(|step| Module::load(from, step)).collect()
     }
 
-    /// Reads a step; `None` when its condition does not hold, or it is faulty.
-    fn build(to: &mut Builder, step: &Step, layer: usize) -> Option<Module> {
-        if !to.holds(&step.when, true) {
-            return None;
-        }
-        let Step {
-            when: _,
-            residual,
-            parallel,
-            rms_norm,
-            layer_norm,
-            attention,
-            latent_attention,
-            gated_delta,
-            mamba2,
-            short_conv,
-            gated_mlp,
-            mlp,
-            moe,
-            linear,
-            activation,
-            scale,
-            per_layer_input,
-        } = step;
-        let mut built = Vec::new();
-        if let Some(steps) = residual {
-            built.push(Some(Module::Residual(Module::build_all(to, steps, layer))));
-        }
-        if let Some(branches) = parallel {
-            let branches = branches.iter().map(|steps| Module::build_all(to, steps, layer));
-            let branches: Vec<_> = branches.filter(|branch| !branch.is_empty()).collect();
-            built.push(Some(Module::Parallel(branches)));
-        }
-        if let Some(norm) = rms_norm {
-            built.push(Norm::build_named(to, norm, false).map(Module::Norm));
-        }
-        if let Some(norm) = layer_norm {
-            built.push(Norm::build_named(to, norm, true).map(Module::Norm));
-        }
-        if let Some(attention) = attention {
-            let attention = Attention::build(to, attention, layer);
-            built.push(attention.map(|attention| Module::Attention(Box::new(attention))));
-        }
-        if let Some(attention) = latent_attention {
-            let attention = LatentAttention::build(to, attention);
-            built.push(attention.map(|attention| Module::LatentAttention(Box::new(attention))));
-        }
-        if let Some(delta) = gated_delta {
-            let delta = GatedDelta::build(to, delta);
-            built.push(delta.map(|delta| Module::GatedDelta(Box::new(delta))));
-        }
-        if let Some(mamba) = mamba2 {
-            let mamba = Mamba2::build(to, mamba);
-            built.push(mamba.map(|mamba| Module::Mamba2(Box::new(mamba))));
-        }
-        if let Some(conv) = short_conv {
-            let conv = ShortConv::build(to, conv);
-            built.push(conv.map(|conv| Module::ShortConv(Box::new(conv))));
-        }
-        if let Some(mlp) = gated_mlp {
-            built.push(GatedMlp::build(to, mlp).map(Module::GatedMlp));
-        }
-        if let Some(mlp) = mlp {
-            built.push(Mlp::build(to, mlp).map(Module::Mlp));
-        }
-        if let Some(moe) = moe {
-            built.push(Moe::build(to, moe, layer).map(|moe| Module::Moe(Box::new(moe))));
-        }
-        if let Some(linear) = linear {
-            built.push(Linear::build_named(to, linear).map(Module::Linear));
-        }
-        if let Some(activation) = activation {
-            built.push(to.function(activation).map(Module::Activation));
-        }
-        if let Some(scale) = scale {
-            if let Some(by) = &scale.by {
-                let on_cpu = to.compute.on_cpu;
-                let scale = |by: f64| Module::ScaleBy { by: by as f32, on_cpu };
-                built.push(to.float(by, "scale").map(scale));
+    /// Loads a step; `None` when it is faulty.
+    fn load(from: &mut Loader, step: &Step) -> Option<Module> {
+        Some(match step {
+            Step::Residual(steps) => Module::Residual(Module::load_all(from, steps)),
+            Step::Parallel(branches) => {
+                let branches = branches.iter().map(|steps| Module::load_all(from, steps));
+                Module::Parallel(branches.collect())
             }
-            if let Some(name) = &scale.tensor {
-                let name = to.full_name(name);
-                built.push(to.vector(&name).map(Module::ScaleByTensor));
+            Step::Norm(part) => Module::Norm(Norm::load(from, part)?),
+            Step::Attention(part) => Module::Attention(Box::new(Attention::load(from, part)?)),
+            Step::LatentAttention(part) => {
+                Module::LatentAttention(Box::new(LatentAttention::load(from, part)?))
             }
-        }
-        if per_layer_input.is_some() {
-            built.push(Some(Module::PerLayerInput(layer)));
-        }
-        if built.len() != 1 {
-            to.fault(format!("a step names {} kinds of module; it needs one", built.len()));
-            return None;
-        }
-        built.pop().flatten()
-    }
-
-    /// Tells the attention of the given layers that later layers read their keys.
-    pub fn share(&mut self, layers: &BTreeSet<usize>) {
-        match self {
-            Module::Residual(steps) => steps.iter_mut().for_each(|step| step.share(layers)),
-            Module::Parallel(branches) => {
-                branches.iter_mut().flatten().for_each(|step| step.share(layers));
-            }
-            Module::Attention(attention) => attention.share(layers),
-            _ => {}
-        }
+            Step::GatedDelta(part) => Module::GatedDelta(Box::new(GatedDelta::load(from, part)?)),
+            Step::Mamba2(part) => Module::Mamba2(Box::new(Mamba2::load(from, part)?)),
+            Step::ShortConv(part) => Module::ShortConv(Box::new(ShortConv::load(from, part)?)),
+            Step::GatedMlp(part) => Module::GatedMlp(GatedMlp::load(from, part)?),
+            Step::Mlp(part) => Module::Mlp(Mlp::load(from, part)?),
+            Step::Moe(part) => Module::Moe(Box::new(Moe::load(from, part)?)),
+            Step::Linear(part) => Module::Linear(Linear::load(from, part)?),
+            Step::Activation(function) => Module::Activation(*function),
+            Step::ScaleBy(by) => Module::ScaleBy { by: *by as f32, on_cpu: from.compute.on_cpu },
+            Step::ScaleByTensor(name) => Module::ScaleByTensor(from.vector(name)?),
+            Step::PerLayerInput(layer) => Module::PerLayerInput(*layer),
+        })
     }
 
     /// Whether lathe's own kernels have all of it.

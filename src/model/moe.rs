@@ -14,12 +14,12 @@ use mlx_rs::ops::{argpartition_axis, maximum, select, sigmoid, softmax_axis};
 use mlx_rs::{Array, Dtype};
 
 use super::batch::Pass;
-use super::build::Builder;
 use super::linear::{Linear, Matrix};
+use super::loader::Loader;
 use super::module::{Module, run};
 use super::norm::Norm;
 use super::ops::{Function, Result, last_axis, one_more, soft_cap, times};
-use crate::decoder::description::{self, ExpertLayout, ExpertTensor, Names};
+use crate::decoder::parts::{self, Entry, ScoreKind};
 
 /// A mixture of experts.
 #[derive(Clone, Debug)]
@@ -39,43 +39,30 @@ struct Shared {
 }
 
 impl Moe {
-    /// Reads a mixture in layer `layer`.
-    pub fn build(to: &mut Builder, moe: &description::Moe, layer: usize) -> Option<Moe> {
-        to.under(&moe.path, |to| {
-            let router = Router::build(to, &moe.router);
-            let experts = Experts::build(to, &moe.experts);
-            let input_norm = match &moe.input_norm {
-                Some(norm) => Norm::build(to, norm, false),
-                None => None,
-            };
-            let latent = match (&moe.latent_in, &moe.latent_out) {
-                (Some(entry), Some(exit)) if to.holds(&moe.latent, true) => {
-                    let bias = to.holds(&moe.latent_bias, false);
-                    let entry = Linear::build(to, entry, bias);
-                    let exit = Linear::build(to, exit, bias);
-                    Some((entry?, exit?))
-                }
-                _ => None,
-            };
-            let shared = match &moe.shared {
-                Some(shared) if to.holds(&shared.when, true) => {
-                    let steps = Module::build_all(to, &shared.steps, layer);
-                    let gate = match &shared.gate {
-                        Some(name) => Some(Linear::build_sized(to, name, false, 1)?),
-                        None => None,
-                    };
-                    let average = to.holds(&shared.average, false);
-                    Some(Shared { steps, gate, average })
-                }
-                _ => None,
-            };
-            let (router, experts) = (router?, experts?);
-            let routed = i64::from(router.projection.outputs());
-            for stacked in experts.counts() {
-                to.expect(&moe.router.tensor, "rows", routed, i64::from(stacked))?;
+    /// Loads a mixture.
+    pub fn load(from: &mut Loader, moe: &parts::Moe) -> Option<Moe> {
+        let router = Router::load(from, &moe.router);
+        let experts = Experts::load(from, &moe.experts);
+        let input_norm = Norm::maybe(from, &moe.input_norm);
+        let latent = match &moe.latent {
+            Some((entry, exit)) => {
+                let (entry, exit) = (Linear::load(from, entry), Linear::load(from, exit));
+                Some((entry?, exit?))
             }
-            Some(Moe { router, experts, input_norm, latent, shared })
-        })
+            None => None,
+        };
+        let shared = match &moe.shared {
+            Some(shared) => {
+                let steps = Module::load_all(from, &shared.steps);
+                let gate = match &shared.gate {
+                    Some(gate) => Some(Linear::load(from, gate)?),
+                    None => None,
+                };
+                Some(Shared { steps, gate, average: shared.average })
+            }
+            None => None,
+        };
+        Some(Moe { router: router?, experts: experts?, input_norm: input_norm?, latent, shared })
     }
 
     /// `[rows, tokens, hidden]` to the same.
@@ -124,94 +111,25 @@ struct Router {
     expert_scale: Option<Array>,
 }
 
-/// What logits become.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum ScoreKind {
-    /// Softmax over all experts.
-    Softmax,
-    /// Softmax over the chosen ones.
-    SoftmaxOfChosen,
-    /// Each by itself.
-    Sigmoid,
-}
-
-const SCORE_KINDS: [(&str, ScoreKind); 3] = [
-    ("softmax", ScoreKind::Softmax),
-    ("softmax_of_chosen", ScoreKind::SoftmaxOfChosen),
-    ("sigmoid", ScoreKind::Sigmoid),
-];
-
 impl Router {
-    fn build(to: &mut Builder, router: &description::Router) -> Option<Router> {
-        let bias = to.holds(&router.bias, false);
-        let projection = Linear::build(to, &router.tensor, bias)?;
-        let experts = projection.outputs();
-        let norm = match &router.norm {
-            Some(norm) => Norm::build(to, norm, false),
-            None => None,
-        };
-        let top_k = to.int(&router.top_k, "top_k")? as i32;
-        let groups = to.int_or(&router.groups, 1)?.max(1) as i32;
-        let top_groups = to.int_or(&router.top_groups, i64::from(groups))? as i32;
-        if top_k < 1 || top_k > experts || experts % groups != 0 || top_groups > groups {
-            to.fault(format!(
-                "a router cannot choose {top_k} of {experts} experts from {top_groups} of \
-                 {groups} groups"
-            ));
-            return None;
-        }
-        let kind = Router::score_kind(to, &router.scores)?;
-        let names = match &router.correction {
-            None => &[][..],
-            Some(description::Correction::Names(names)) => names.list(),
-            Some(description::Correction::When { when, tensor }) => {
-                let holds = to.holds(&Some(when.clone()), true);
-                if holds { std::slice::from_ref(tensor) } else { &[] }
-            }
-        };
-        let correction = match names {
-            [] => None,
-            names => {
-                let name = names.iter().find(|name| to.find(name).is_some()).unwrap_or(&names[0]);
-                let name = to.weight_name(name)?;
-                Some(to.vector_as(&name, Dtype::Float32)?)
-            }
-        };
-        let expert_scale = match &router.expert_scale {
-            Some(name) => {
-                let name = to.full_name(name);
-                Some(to.vector_as(&name, Dtype::Float32)?)
-            }
-            None => None,
-        };
-        let soft_cap = to.maybe_float(&router.soft_cap)?.filter(|&cap| cap != 0.0);
+    fn load(from: &mut Loader, router: &parts::Router) -> Option<Router> {
+        let projection = Linear::load(from, &router.projection);
+        let norm = Norm::maybe(from, &router.norm);
+        let correction = from.maybe_wide(&router.correction);
+        let expert_scale = from.maybe_wide(&router.expert_scale);
         Some(Router {
-            projection,
-            norm,
-            top_k,
-            scores: kind,
-            soft_cap: soft_cap.map(|cap| cap as f32),
-            correction,
-            groups,
-            top_groups,
-            normalize: to.holds(&router.normalize, false),
-            scale: to.float_or(&router.scale, 1.0)? as f32,
-            expert_scale,
+            projection: projection?,
+            norm: norm?,
+            top_k: router.top_k,
+            scores: router.scores,
+            soft_cap: router.soft_cap.map(|cap| cap as f32),
+            correction: correction?,
+            groups: router.groups,
+            top_groups: router.top_groups,
+            normalize: router.normalize,
+            scale: router.scale as f32,
+            expert_scale: expert_scale?,
         })
-    }
-
-    fn score_kind(to: &mut Builder, scores: &description::Scores) -> Option<ScoreKind> {
-        let named = |name: &str| SCORE_KINDS.iter().find(|(known, _)| *known == name);
-        if let Some((_, kind)) = named(&scores.0) {
-            return Some(*kind);
-        }
-        let value = to.scope.text(&description::Expr::Text(scores.0.clone()));
-        if let Ok(Some((_, kind))) = value.map(|text| text.and_then(|text| named(&text))) {
-            return Some(*kind);
-        }
-        let known: Vec<_> = SCORE_KINDS.iter().map(|(name, _)| *name).collect();
-        to.fault(format!("router scores `{}` are none of {}", scores.0, known.join(", ")));
-        None
     }
 
     /// For each of `[tokens, hidden]`: the experts chosen, `[tokens, top_k]`, and their weights.
@@ -272,7 +190,7 @@ impl Router {
 /// The stacked experts.
 #[derive(Clone, Debug)]
 struct Experts {
-    entry: Entry,
+    entry: Entry<Matrix>,
     /// Of gate and up together or of what there is in one; of gate; of up.
     entry_bias: Option<Array>,
     gate_bias: Option<Array>,
@@ -283,104 +201,32 @@ struct Experts {
     clamp: Option<(f32, f32)>,
 }
 
-#[derive(Clone, Debug)]
-enum Entry {
-    Plain(Matrix),
-    Split(Matrix, Matrix),
-    Fused { both: Matrix, interleaved: bool },
-}
-
 impl Experts {
-    fn build(to: &mut Builder, experts: &description::Experts) -> Option<Experts> {
-        let function = to.function(&experts.activation)?;
-        let fused = experts.gate_up.as_ref().filter(|tensor| find(to, tensor).is_some());
-        let entry = match (fused, &experts.gate, &experts.up) {
-            (Some(tensor), ..) => {
-                let interleaved = to.holds(&experts.interleaved, false);
-                stacked(to, tensor).map(|both| Entry::Fused { both, interleaved })
-            }
-            (None, Some(gate), Some(up)) => {
-                let gate = stacked(to, &ExpertTensor::Name(gate.clone()));
-                let up = stacked(to, &ExpertTensor::Name(up.clone()));
+    fn load(from: &mut Loader, experts: &parts::Experts) -> Option<Experts> {
+        let entry = match &experts.entry {
+            Entry::Plain(up) => from.matrix(up).map(Entry::Plain),
+            Entry::Split(gate, up) => {
+                let (gate, up) = (from.matrix(gate), from.matrix(up));
                 Some(Entry::Split(gate?, up?))
             }
-            (None, None, Some(up)) => {
-                stacked(to, &ExpertTensor::Name(up.clone())).map(Entry::Plain)
+            Entry::Fused { both, interleaved } => {
+                let both = from.matrix(both);
+                both.map(|both| Entry::Fused { both, interleaved: *interleaved })
             }
-            _ => match &experts.gate_up {
-                Some(tensor) => stacked(to, tensor).map(Entry::Plain),
-                None => {
-                    to.fault("experts name neither up nor gate_up");
-                    None
-                }
-            },
         };
-        let down = stacked(to, &experts.down);
-        let mut bias = |names: &Option<Names>, there: bool| match names.as_ref().map(Names::list) {
-            Some(names @ [first, ..]) if there => {
-                let name = names.iter().find(|name| to.find(name).is_some()).unwrap_or(first);
-                let name = to.weight_name(name)?;
-                to.vector(&name).map(Some)
-            }
-            _ => Some(None),
-        };
-        let is_split = matches!(entry, Some(Entry::Split(..)));
-        let entry_bias = bias(&experts.gate_up_bias, !is_split);
-        let gate_bias = bias(&experts.gate_bias, is_split);
-        let up_bias = bias(&experts.up_bias, is_split);
-        let down_bias = bias(&experts.down_bias, true);
-        let clamp = match &experts.clamp {
-            Some(clamp) => {
-                let limit = to.float(&clamp.limit, "limit")?;
-                Some((limit as f32, to.float(&clamp.alpha, "alpha")? as f32))
-            }
-            None => None,
-        };
-        let (entry, down) = (entry?, down?);
-        for (what, message) in Experts::misfits(&entry, &down) {
-            to.fault(format!("experts: {what} {message}"));
-        }
+        let down = from.matrix(&experts.down);
+        let names = [&experts.entry_bias, &experts.gate_bias, &experts.up_bias, &experts.down_bias];
+        let [entry_bias, gate_bias, up_bias, down_bias] = names.map(|name| from.maybe_vector(name));
         Some(Experts {
-            entry,
+            entry: entry?,
             entry_bias: entry_bias?,
             gate_bias: gate_bias?,
             up_bias: up_bias?,
-            down,
+            down: down?,
             down_bias: down_bias?,
-            function,
-            clamp,
+            function: experts.function,
+            clamp: experts.clamp.map(|(limit, alpha)| (limit as f32, alpha as f32)),
         })
-    }
-
-    /// The way in that does not fit the way out: one of both is stored `[.., in, out]`.
-    fn misfits(entry: &Entry, down: &Matrix) -> Vec<(&'static str, String)> {
-        let sides = |matrix: &Matrix| match matrix.shape().as_slice() {
-            [.., out, inputs] => [*out, *inputs],
-            _ => [0, 0],
-        };
-        let [hidden, inner] = sides(down);
-        let entries: &[(&str, &Matrix, i32)] = match entry {
-            Entry::Plain(up) => &[("up", up, inner)],
-            Entry::Split(gate, up) => &[("gate", gate, inner), ("up", up, inner)],
-            Entry::Fused { both, .. } => &[("gate_up", both, 2 * inner)],
-        };
-        let misfit = |(what, matrix, out): &(&'static str, &Matrix, i32)| {
-            let found = sides(matrix);
-            let message = format!("is {found:?} ([out, in]) and down {:?}", [hidden, inner]);
-            (found != [*out, hidden]).then_some((*what, message))
-        };
-        entries.iter().filter_map(misfit).collect()
-    }
-
-    /// How many experts each of the stacks has.
-    fn counts(&self) -> impl Iterator<Item = i32> {
-        let entry = match &self.entry {
-            Entry::Plain(up) => [Some(up), None],
-            Entry::Split(gate, up) => [Some(gate), Some(up)],
-            Entry::Fused { both, .. } => [Some(both), None],
-        };
-        let stacks = entry.into_iter().flatten().chain([&self.down]);
-        stacks.map(|stack| stack.shape().first().copied().unwrap_or(0))
     }
 
     /// `[tokens, width]` and the experts of each, `[tokens, top_k]`, to `[tokens, top_k, width]`.
@@ -426,32 +272,5 @@ impl Experts {
         let gate = mlx_rs::ops::minimum(gate, &most)?;
         let up = maximum(mlx_rs::ops::minimum(up, &most)?, &most.negative()?)?;
         gate.multiply(sigmoid(times(&gate, alpha)?)?)?.multiply(one_more(&up)?)
-    }
-}
-
-/// The layout of a stacked tensor that the model has.
-fn find(to: &Builder, tensor: &ExpertTensor) -> Option<(String, bool)> {
-    match tensor {
-        ExpertTensor::Name(name) => to.find(name).map(|name| (name, false)),
-        ExpertTensor::Many(layouts) => {
-            let known = |layout: &ExpertLayout| {
-                to.find(&layout.tensor).map(|name| (name, layout.transposed))
-            };
-            layouts.iter().find_map(known)
-        }
-    }
-}
-
-fn stacked(to: &mut Builder, tensor: &ExpertTensor) -> Option<Matrix> {
-    match (find(to, tensor), tensor) {
-        (Some((name, transposed)), _) => to.matrix(&name, transposed),
-        (None, ExpertTensor::Name(name)) => {
-            to.weight_name(name)?;
-            None
-        }
-        (None, ExpertTensor::Many(layouts)) => {
-            to.weight_name(layouts.first().map_or("", |layout| &layout.tensor))?;
-            None
-        }
     }
 }

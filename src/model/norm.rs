@@ -6,10 +6,10 @@
 use mlx_rs::Array;
 use mlx_rs::fast;
 
-use super::build::Builder;
+use super::loader::Loader;
 use super::native::{self, RmsNorm};
 use super::ops::Result;
-use crate::decoder::description::{self, NormOrName};
+use crate::decoder::parts;
 
 /// A norm.
 #[derive(Clone, Debug)]
@@ -23,48 +23,28 @@ pub struct Norm {
 }
 
 impl Norm {
-    /// Reads a norm; the offset and scale of its weight are worked into it. `None` when its
-    /// condition does not hold (or it is faulty).
-    pub fn build(to: &mut Builder, norm: &description::Norm, centred: bool) -> Option<Norm> {
-        if !to.holds(&norm.when, true) {
-            return None;
-        }
-        let defaults = to.norms.clone();
-        let eps = norm.eps.clone().or(defaults.eps);
-        let eps = match &eps {
-            Some(eps) => to.float(eps, "eps")?,
-            None => 1e-6,
-        };
-        let weight = match &norm.tensor {
+    /// Loads a norm; the offset and scale of its weight are worked into it.
+    pub fn load(from: &mut Loader, norm: &parts::Norm) -> Option<Norm> {
+        let weight = match &norm.weight {
             None => None,
-            Some(name) => {
-                let offset = norm.offset.clone().or(defaults.offset);
-                let offset = to.float_or(&offset, 0.0)?;
-                let scale = to.float_or(&norm.scale, 1.0)?;
-                let name = to.weight_name(name)?;
-                let weight = to.vector(&name)?;
-                Some(if offset == 0.0 && scale == 1.0 {
+            Some(parts::NormWeight { name, offset, scale }) => {
+                let weight = from.vector(name)?;
+                Some(if *offset == 0.0 && *scale == 1.0 {
                     weight
                 } else {
-                    to.made(|| {
+                    from.made(|| {
                         let wide = weight.as_dtype(mlx_rs::Dtype::Float32)?;
-                        let wide = wide.add(Array::from_f32(offset as f32))?;
-                        wide.multiply(Array::from_f32(scale as f32))?.as_dtype(weight.dtype())
+                        let wide = wide.add(Array::from_f32(*offset as f32))?;
+                        wide.multiply(Array::from_f32(*scale as f32))?.as_dtype(weight.dtype())
                     })?
                 })
             }
         };
-        let bias = match &norm.tensor {
-            Some(name) if centred && to.holds(&norm.bias, false) => {
-                let name = to.full_name(&format!("{name}.bias"));
-                Some(to.vector(&name)?)
-            }
-            _ => None,
-        };
-        let eps = eps as f32;
+        let bias = from.maybe_vector(&norm.bias)?;
+        let (eps, centred) = (norm.eps as f32, norm.centred);
         let plain = weight.as_ref().is_none_or(|weight| weight.ndim() == 1);
-        let native = if to.compute.on_cpu && !centred && plain {
-            let weight = to.made(|| weight.as_ref().map(native::floats).transpose())?;
+        let native = if from.compute.on_cpu && !centred && plain {
+            let weight = from.made(|| weight.as_ref().map(native::floats).transpose())?;
             Some(Box::new(RmsNorm { weight, eps }))
         } else {
             None
@@ -72,14 +52,11 @@ impl Norm {
         Some(Norm { weight, bias, eps, centred, native })
     }
 
-    /// Reads a norm that may be given by name alone.
-    pub fn build_named(to: &mut Builder, norm: &NormOrName, centred: bool) -> Option<Norm> {
+    /// The same where there may be none; `None` is a fault.
+    pub fn maybe(from: &mut Loader, norm: &Option<parts::Norm>) -> Option<Option<Norm>> {
         match norm {
-            NormOrName::Full(norm) => Norm::build(to, norm, centred),
-            NormOrName::Name(name) => {
-                let norm = description::Norm { tensor: Some(name.clone()), ..Default::default() };
-                Norm::build(to, &norm, centred)
-            }
+            Some(norm) => Norm::load(from, norm).map(Some),
+            None => Some(None),
         }
     }
 

@@ -11,11 +11,11 @@ use mlx_rs::ops::{concatenate, stack};
 use mlx_rs::{Array, Dtype};
 
 use super::batch::{Pass, Span};
-use super::build::Builder;
+use super::loader::Loader;
 use super::native::{self, Floats, Turn};
 use super::ops::{Result, last_axis};
-use crate::decoder::description;
-use crate::decoder::rope::{Given, Rotation};
+use crate::decoder::parts;
+use crate::decoder::rope::Rotation;
 
 /// A rotation.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,36 +32,11 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Reads a rotation of heads of `head_dim` elements; `None` when its condition does not hold
-    /// (or it is faulty).
-    pub fn build(to: &mut Builder, rope: &description::Rope, head_dim: i64) -> Option<Rope> {
-        if !to.holds(&rope.when, true) {
-            return None;
-        }
-        let given = Given::of(&to.scope, rope, usize::try_from(head_dim).ok()?);
-        let given = match given {
-            Ok(given) => given,
-            Err(reason) => {
-                to.fault(format!("rope: {reason}"));
-                return None;
-            }
-        };
-        let rotation = match Rotation::read(&given) {
-            Ok(rotation) => rotation,
-            Err(unclear) => {
-                to.fault_with_help(unclear.what, unclear.help);
-                return None;
-            }
-        };
-        if 2 * rotation.pairs() > given.head_dim {
-            let pairs = rotation.pairs();
-            to.fault(format!("{pairs} pairs cannot be rotated in heads of {head_dim} elements"));
-            return None;
-        }
-        let (interleaved, run_again) =
-            (to.holds(&rope.interleaved, false), to.holds(&rope.run_again, false));
-        let on_cpu = to.compute.on_cpu;
-        Some(to.shared_rope(Rope { id: 0, rotation, run_again, interleaved, on_cpu }))
+    /// A rotation, shared by all that rotate alike.
+    pub fn load(from: &mut Loader, rope: &parts::Rope) -> Rope {
+        let parts::Rope { rotation, interleaved, run_again } = rope.clone();
+        let on_cpu = from.compute.on_cpu;
+        from.shared_rope(Rope { id: 0, rotation, run_again, interleaved, on_cpu })
     }
 
     /// Rotates a row's `[…, tokens, head_dim]`.

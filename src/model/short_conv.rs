@@ -6,14 +6,14 @@
 use mlx_rs::{Array, Dtype};
 
 use super::batch::Pass;
-use super::build::Builder;
 use super::conv::Conv;
 use super::delta::state_in;
 use super::linear::Linear;
+use super::loader::Loader;
 use super::ops::{Result, join_rows, last_axis, row};
 use crate::cache::LayerCache;
 use crate::cache::state::{State, StateCache};
-use crate::decoder::description;
+use crate::decoder::parts;
 
 /// A gated short convolution.
 #[derive(Clone, Debug)]
@@ -25,18 +25,13 @@ pub struct ShortConv {
 }
 
 impl ShortConv {
-    /// Reads a gated short convolution.
-    pub fn build(to: &mut Builder, short: &description::ShortConv) -> Option<ShortConv> {
-        to.under(&short.path, |to| {
-            let bias = to.holds(&short.bias, false);
-            let kernel = to.int(&short.kernel, "kernel")?;
-            let in_proj = Linear::build(to, &short.in_proj, bias);
-            let out = Linear::build(to, &short.out, bias);
-            let channels = i64::from(out.as_ref()?.outputs());
-            let conv = Conv::build(to, &short.conv, bias, None, (channels, kernel));
-            let slot = to.slot(LayerCache::State(StateCache::default()));
-            Some(ShortConv { in_proj: in_proj?, conv: conv?, out: out?, slot })
-        })
+    /// Loads a gated short convolution.
+    pub fn load(from: &mut Loader, short: &parts::ShortConv) -> Option<ShortConv> {
+        let in_proj = Linear::load(from, &short.in_proj);
+        let out = Linear::load(from, &short.out);
+        let conv = Conv::load(from, &short.conv);
+        let slot = from.slot(LayerCache::State(StateCache::default()));
+        Some(ShortConv { in_proj: in_proj?, conv: conv?, out: out?, slot })
     }
 
     /// `[rows, tokens, hidden]` to the same.

@@ -1,6 +1,7 @@
 //! Loading a model, and its forward pass.
 
-use cel::Value as CelValue;
+use std::collections::BTreeMap;
+
 use mlx_rs::error::Exception;
 use mlx_rs::ops::indexing::TryIndexOp;
 use mlx_rs::ops::stack;
@@ -8,16 +9,14 @@ use mlx_rs::{Array, Device, DeviceType, Dtype};
 use serde_json::Value as Json;
 
 use super::batch::{Batch, Logits, Output, Pass};
-use super::build::Builder;
 use super::embed::{Embed, Head};
+use super::loader::Loader;
 use super::module::{Module, run};
 use super::ops::Result as Computed;
 use super::rope::Rope;
-use super::source::TensorSource;
+use super::source::{Tensor, TensorSource, Weight};
 use crate::cache::{Cache, LayerCache};
-use crate::decoder::description::{Decoder, Expr};
-use crate::decoder::exact_context;
-use crate::decoder::values::Scope;
+use crate::decoder::parts::{self, Content, Described, Table};
 use crate::fault::{Code, Fault, Faults};
 
 /// How numbers are held and worked with: a property of the device.
@@ -86,11 +85,10 @@ pub struct Model {
 ///
 /// # Errors
 ///
-/// All faults at once: values that the config does not give, tensors that are needed and missing,
-/// of another shape, or neither used nor declared unused.
-pub fn load(
+/// All faults at once: those of [`parts::resolve`], or of tensors that cannot be loaded.
+pub fn load<'a>(
     source: &dyn TensorSource,
-    decoder: &Decoder,
+    described: impl Into<Described<'a>>,
     config: &Json,
     compute: Compute,
 ) -> Result<Model, Faults> {
@@ -98,107 +96,61 @@ pub fn load(
         // The kernels' threads call BLAS, each for itself.
         crate::mlx::device::set_blas_threads(1);
     }
-    let mut scope = Scope::new(decoder, config);
-    let mut faults = Faults::default();
-    set_values(&mut scope, decoder.values.iter(), &mut faults);
-    let mut to = Builder::new(source, scope, compute);
-    for fault in faults.0 {
-        to.fault(fault.message);
-    }
-    to.norms = decoder.norms.clone();
-    if let Some(converted) = &decoder.converted {
-        to.tell_converted(converted);
-    }
-
-    let (root, embedding) = root_of(&to, decoder)?;
-    let mut embed = to.under(&root, |to| Embed::build(to, &decoder.embed, &embedding));
-    let layers = to.under(&root, |to| build_layers(to, decoder));
-    let norm = to.under(&root, |to| Module::build_all(to, &decoder.norm, 0));
-    let head = embed.as_mut().and_then(|embed| Head::build(&mut to, &decoder.head, embed));
-    let context = match &decoder.context {
-        Some(context) => to.int_or(&Some(context.clone()), 0),
-        None => None,
-    };
-    let exact_context = exact_context(decoder, config).unwrap_or_else(|reason| {
-        to.fault(reason);
-        None
-    });
-    let beyond = names_beyond(&mut to, decoder, &root);
-    to.check_all_used(&decoder.unused, &beyond);
-    let mut layers = layers;
-    let shared = to.read_by_others.clone();
-    layers.iter_mut().flatten().for_each(|step| step.share(&shared));
-    let native_bytes = to.native_bytes;
-    let (slots, ropes) = to.finish()?;
+    let content = Elements(source);
+    let table = table(source, &content)?;
+    let parts = parts::resolve(described.into(), config, &table)?;
+    let mut from = Loader::new(source, compute);
+    let mut embed = Embed::load(&mut from, &parts.embed);
+    let layers = parts.layers.iter().map(|steps| Module::load_all(&mut from, steps)).collect();
+    let norm = Module::load_all(&mut from, &parts.norm);
+    let head = embed.as_mut().and_then(|embed| Head::load(&mut from, &parts.head, embed));
+    let native_bytes = from.native_bytes;
+    let (slots, ropes) = from.finish()?;
     let (Some(embed), Some(head)) = (embed, head) else {
         return Err(Fault::new(Code::Internal, "a model without faults lacks an end").into());
     };
-    let context = context.and_then(|context| usize::try_from(context).ok()).filter(|&c| c > 0);
-    // A rotation may stretch it further than the config's own number says.
-    let reach = ropes.iter().filter_map(|rope| rope.rotation.reach).max();
-    let context = context.map(|context| context.max(reach.unwrap_or(0)));
+    let parts::Parts { context, exact_context, .. } = parts;
     Ok(Model { embed, layers, norm, head, slots, ropes, context, exact_context, native_bytes })
 }
 
-fn set_values<'a>(
-    scope: &mut Scope,
-    values: impl Iterator<Item = (&'a String, &'a Expr)>,
-    faults: &mut Faults,
-) {
-    for (name, expr) in values {
-        match scope.value(expr) {
-            Ok(value) => scope.set(name, value.unwrap_or(CelValue::Null)),
-            Err(reason) => faults.push(Fault::new(Code::Decoder, format!("let {name}: {reason}"))),
-        }
-    }
-}
-
-/// The root under which the embedding is, and the embedding's whole name.
-fn root_of(to: &Builder, decoder: &Decoder) -> Result<(String, String), Faults> {
-    if let Some((root, name)) = decoder.embedding(|name| to.has(name)) {
-        return Ok((root.into(), name));
-    }
-    let names = decoder.embed.tensor.list().join(" or ");
-    let roots = decoder.root.list();
-    let roots = roots.iter().map(|root| format!("\"{root}\"")).collect::<Vec<_>>().join(", ");
-    let message = format!("the model has no embedding {names} under any of {roots}");
-    Err(Fault::new(Code::Decoder, message).into())
-}
-
-fn build_layers(to: &mut Builder, decoder: &Decoder) -> Vec<Vec<Module>> {
-    let layers = &decoder.layers;
-    let Some(count) = to.int(&layers.count, "layers.count") else { return Vec::new() };
-    let model_scope = to.scope.clone();
-    let built = (0..usize::try_from(count).unwrap_or(0)).map(|layer| {
-        let mut scope = model_scope.clone();
-        scope.set("layer", CelValue::Int(layer as i64));
-        let mut faults = Faults::default();
-        if let Some(kind) = &layers.kind {
-            match scope.value(kind) {
-                Ok(value) => scope.set("type", value.unwrap_or(CelValue::Null)),
-                Err(reason) => to.fault(format!("type of layer {layer}: {reason}")),
+/// What a source holds, as far as headers tell.
+fn table<'a>(source: &dyn TensorSource, content: &'a dyn Content) -> Result<Table<'a>, Faults> {
+    let mut faults = Faults::default();
+    let mut tensors = BTreeMap::new();
+    for name in source.names() {
+        match source.held(&name) {
+            Ok(Some(held)) => {
+                tensors.insert(name, held);
             }
+            Ok(None) => {}
+            Err(fault) => faults.push(fault),
         }
-        set_values(&mut scope, layers.values.iter(), &mut faults);
-        for fault in faults.0 {
-            to.fault(format!("layer {layer}: {}", fault.message));
-        }
-        to.scope = scope;
-        let path = layers.tensor.replace("{i}", &layer.to_string());
-        to.under(&path, |to| Module::build_all(to, &layers.steps, layer))
-    });
-    let built = built.collect();
-    to.scope = model_scope;
-    built
+    }
+    faults.or(Table::with_content(tensors, content))
 }
 
-/// What the names of layers begin with that stand after the decoder's and that it does not use.
-fn names_beyond(to: &mut Builder, decoder: &Decoder, root: &str) -> Vec<String> {
-    let layers = &decoder.layers;
-    let count = to.int_or(&Some(layers.count.clone()), 0).unwrap_or(0);
-    let more = to.int_or(&layers.beyond, 0).unwrap_or(0);
-    let name = |layer: i64| format!("{}.", layers.tensor.replace("{i}", &layer.to_string()));
-    to.under(root, |to| (count..count + more).map(|layer| to.full_name(&name(layer))).collect())
+/// What takes elements to tell.
+struct Elements<'a>(&'a dyn TensorSource);
+
+impl Elements<'_> {
+    fn plain(&self, name: &str) -> Option<Tensor> {
+        match self.0.tensor(name) {
+            Ok(Some(Weight::Float(tensor))) => Some(tensor),
+            _ => None,
+        }
+    }
+}
+
+impl Content for Elements<'_> {
+    fn is_zero(&self, name: &str) -> bool {
+        self.plain(name).is_some_and(|tensor| tensor.is_zero())
+    }
+
+    fn same(&self, one: &str, other: &str) -> bool {
+        let parts = |tensor: Tensor| (tensor.dtype, tensor.shape, tensor.bytes);
+        let (one, other) = (self.plain(one).map(parts), self.plain(other).map(parts));
+        one.is_some() && one == other
+    }
 }
 
 impl Model {
@@ -219,14 +171,14 @@ impl Model {
         self.ropes.iter().any(changes)
     }
 
-    /// The tokens up to which the decoder computes what the model does, where it says so.
-    pub fn exact_context(&self) -> Option<usize> {
-        self.exact_context
-    }
-
     /// The context in tokens, trained or stretched to, where the config says.
     pub fn context(&self) -> Option<usize> {
         self.context
+    }
+
+    /// The tokens up to which the decoder computes what the model does, where it says so.
+    pub fn exact_context(&self) -> Option<usize> {
+        self.exact_context
     }
 
     /// Bytes of its weights that are not MLX's arrays.

@@ -12,7 +12,7 @@ use super::{
     Blob, Draft, File, LEAST_RUNTIME, Manifest, Op, Plan, Request, RuleRef, Source, SourceTensor,
     Tensor, Totals, VERSION,
 };
-use crate::checkpoint::{architecture, vocabulary};
+use crate::checkpoint::architecture;
 use crate::classify::{Classified, Input, Part, Weight, WeightKind};
 use crate::companion::{BIAS, SCALE};
 use crate::fault::{Code, Fault, Faults, Warning};
@@ -122,6 +122,7 @@ pub fn plan(target: Stock, draft: Option<Stock>, options: &Options) -> Result<Pl
         files,
         manifest,
         totals,
+        runs: true,
         warnings,
         notes,
     };
@@ -132,12 +133,14 @@ pub fn plan(target: Stock, draft: Option<Stock>, options: &Options) -> Result<Pl
              conversations will be sent as plain text",
         ));
     }
-    let names = || target.inventory.files.iter().map(|file| file.name.as_str());
-    if vocabulary::of(names()).is_none() {
-        let Fault { message, help, .. } = vocabulary::none_in(names());
-        let help = help.unwrap_or_default();
-        let what = format!("{message}, so that it can be imported and not run: {help}");
-        plan.warnings.push(Warning::new(Code::Tokenizer, what));
+    let in_the_way = in_the_way(&plan, &target);
+    plan.runs = in_the_way.is_empty();
+    for fault in in_the_way {
+        let warning = not_run(&fault);
+        match options.strict {
+            true => faults.push(Fault { message: warning.message, others: Vec::new(), ..fault }),
+            false => plan.warnings.push(warning),
+        }
     }
     if let Some(decoder) = &target.policy.decoder {
         plan.warnings.extend(super::decoder::warnings(decoder, &target.inventory.config));
@@ -153,6 +156,27 @@ pub fn plan(target: Stock, draft: Option<Stock>, options: &Options) -> Result<Pl
     }
     plan.warn_of_ollama();
     faults.or(plan)
+}
+
+/// What keeps lathe from running what a plan makes of its target.
+fn in_the_way(plan: &Plan, target: &Stock) -> Vec<Fault> {
+    let own = plan.tensors().filter(|tensor| {
+        !tensor.is_companion() && !tensor.sources.iter().any(|source| source.draft)
+    });
+    let held = own.map(|tensor| (tensor.name.clone(), tensor.held()));
+    let files = target.inventory.files.iter().map(|file| file.name.as_str());
+    target.policy.in_the_way(&target.inventory.config, held, files)
+}
+
+/// The warning that a model does not run.
+pub fn not_run(fault: &Fault) -> Warning {
+    let place = fault.place.as_ref().map_or(String::new(), |place| {
+        let (line, column) = place.text.line_column(place.span.start);
+        format!(" ({}:{line}:{column})", place.text.name)
+    });
+    let help = fault.help.as_ref().map_or(String::new(), |help| format!("; {help}"));
+    let message = format!("this model can be imported and not run: {fault}{place}{help}");
+    Warning { tensor: fault.tensor.clone(), ..Warning::new(fault.code, message) }
 }
 
 /// Plans a draft alone, to be added to a model that is in the store already.
@@ -184,6 +208,7 @@ pub fn plan_draft(draft: Stock, options: &Options) -> Result<Plan, Faults> {
         files,
         manifest,
         totals,
+        runs: true,
         warnings,
         notes,
     };

@@ -22,6 +22,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::companion;
+use crate::decoder::parts::Held;
 use crate::dtype::Dtype;
 use crate::fault::Warning;
 
@@ -29,7 +30,8 @@ pub use check::{check, recount};
 pub use diff::{Change, Diff, diff};
 pub use explain::{Explanation, Trial, explain};
 pub use make::{
-    DRAFT_PREFIX, FILE_MEDIA, JSON_MEDIA, Options, Overrides, Stock, TENSOR_MEDIA, plan, plan_draft,
+    DRAFT_PREFIX, FILE_MEDIA, JSON_MEDIA, Options, Overrides, Stock, TENSOR_MEDIA, not_run, plan,
+    plan_draft,
 };
 
 /// Version of the plan's JSON form; changes when a reader of the old form would misread it.
@@ -60,6 +62,10 @@ pub struct Plan {
     pub manifest: Manifest,
     /// Sums.
     pub totals: Totals,
+    /// Whether lathe can run what is made, as far as headers and config tell; `warnings` say what
+    /// is in the way.
+    #[serde(default)]
+    pub runs: bool,
     /// What the user should know.
     pub warnings: Vec<Warning>,
     /// What the policy's author should know: rules that decided nothing, tensors that only a
@@ -161,6 +167,18 @@ pub struct Tensor {
 }
 
 impl Tensor {
+    /// What it is to whoever runs it: its shape, unpacked, and whether it is quantized.
+    pub fn held(&self) -> Held {
+        let mut shape = self.shape.clone();
+        let kept =
+            self.format.as_ref().filter(|_| self.ops.iter().all(|op| op.quantizes().is_none()));
+        let kept = kept.and_then(|format| crate::format::Formats::built_in().get(format));
+        if let (Some(format), Some(last)) = (kept, shape.last_mut()) {
+            *last = *last * self.dtype.bytes() * 8 / u64::from(format.bits);
+        }
+        Held { shape, quantized: self.format.is_some() }
+    }
+
     /// Bytes read for it.
     pub fn bytes_in(&self) -> u64 {
         self.sources.iter().map(SourceTensor::bytes).sum()

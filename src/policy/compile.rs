@@ -19,6 +19,7 @@ use super::parsers::Answers;
 use super::pattern::{GlobId, Patterns, PatternsBuilder};
 use super::schedule::CompiledSchedule;
 use crate::decoder::description::Decoder;
+use crate::decoder::parts::Described;
 use crate::document::Step;
 use crate::fault::{Code, Fault, Faults};
 use crate::format::{Format, Formats};
@@ -195,6 +196,13 @@ impl Policy {
             Some(own) => Ok(own.clone()),
             None => Answers::named(name, policy_dirs),
         }
+    }
+
+    /// The network and the text that it stands in, where it is described.
+    pub fn described(&self) -> Option<Described<'_>> {
+        let decoder = self.decoder.as_ref()?;
+        let entry = self.chain.iter().find(|entry| entry.file.decoder.is_some());
+        Some(Described { decoder, document: entry.map(|entry| &entry.document) })
     }
 
     /// Whether the policy describes drafts.

@@ -13,6 +13,7 @@ pub mod lint;
 pub mod names;
 pub mod parsers;
 pub mod pattern;
+pub mod runnable;
 pub mod schedule;
 pub mod stored;
 

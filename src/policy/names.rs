@@ -2,10 +2,12 @@
 //! expert by expert. What is stored keeps its names; this says what they are to the policy.
 
 use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 
 use regex::Captures;
 
 use super::compile::{CompiledStack, Policy};
+use crate::decoder::parts::Held;
 
 /// A tensor of a single expert, as a stack rule sees it.
 pub struct Expert<'n> {
@@ -72,6 +74,35 @@ impl Policy {
             let captures = rule.pattern.captures(name)?;
             Some(Expert { rule, captures })
         })
+    }
+}
+
+impl Policy {
+    /// Stored tensors by the names that the policy knows, those of single experts as one.
+    pub fn table(
+        &self,
+        stored: impl IntoIterator<Item = (String, Held)>,
+    ) -> BTreeMap<String, Held> {
+        let mut table = BTreeMap::<String, Held>::new();
+        let mut experts = BTreeMap::<String, (BTreeSet<u32>, Held)>::new();
+        for (name, held) in stored {
+            let known = self.known_as(&name).into_owned();
+            let single = self.expert(&known);
+            match single.and_then(|expert| Some((expert.stacked(), expert.number()?))) {
+                Some((stacked, number)) => {
+                    let members = experts.entry(stacked);
+                    members.or_insert_with(|| (BTreeSet::new(), held)).0.insert(number);
+                }
+                None => {
+                    table.insert(known, held);
+                }
+            }
+        }
+        for (stacked, (members, mut held)) in experts {
+            held.shape.insert(0, members.len() as u64);
+            table.insert(stacked, held);
+        }
+        table
     }
 }
 

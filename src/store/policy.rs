@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{Layer, Manifest, Name, Store, media};
+use crate::decoder::parts::Held;
 use crate::fault::{Fault, Faults};
+use crate::plan::DRAFT_PREFIX;
 use crate::policy::library::Entry;
 use crate::policy::{Policy, Role, stored};
 
@@ -57,5 +59,22 @@ impl Store {
         };
         let config = self.config_of(manifest, role)?;
         stored::policy_of(own.as_ref(), &config, role, policy_dir)
+    }
+
+    /// What keeps lathe from running a model; nothing when it runs. Only headers are read.
+    ///
+    /// # Errors
+    /// When its config, its policy or a header cannot be read.
+    pub fn in_the_way(&self, name: &Name, manifest: &Manifest) -> Result<Vec<Fault>, Faults> {
+        let policy = self.policy(name, manifest, Role::Target, None)?;
+        let config = self.config_of(manifest, Role::Target)?;
+        let weights = self.weights(manifest)?;
+        let own = weights.into_iter().filter(|weight| !weight.name.starts_with(DRAFT_PREFIX));
+        let held = own.map(|weight| {
+            (weight.name, Held { shape: weight.shape, quantized: weight.format.is_some() })
+        });
+        let layers = manifest.layers.iter();
+        let files = layers.filter_map(|layer| layer.name.as_deref());
+        Ok(policy.in_the_way(&config, held, files))
     }
 }

@@ -320,9 +320,9 @@ fn a_description_that_does_not_fit_is_refused_with_all_its_faults() {
     let faults = load(&source, &decoder, &config, CPU).err().unwrap();
     let text = faults.to_string();
     for wanted in [
-        "layers.0.self_attn.q_proj: has 32 rows where the config makes 64",
-        "layers.1.self_attn.key_projection.weight: the decoder needs this tensor",
-        "layers.1.self_attn.k_proj.weight: the decoder neither uses this tensor nor",
+        "layers.0.self_attn.q_proj.weight: has 32 rows where the config makes 64",
+        "layers.0.self_attn.key_projection.weight: the decoder needs this tensor",
+        "layers.0.self_attn.k_proj.weight: the decoder neither uses this tensor nor",
         "model.norm.weight: the decoder neither uses this tensor nor declares it unused",
     ] {
         assert!(text.contains(wanted), "{wanted}\n--\n{text}");

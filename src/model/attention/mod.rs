@@ -12,8 +12,8 @@ use std::sync::Arc;
 use mlx_rs::Array;
 
 use super::batch::{Pass, Span};
-use super::build::Builder;
 use super::linear::Linear;
+use super::loader::Loader;
 use super::native;
 use super::norm::Norm;
 use super::ops::{Function, Result, heads_first, heads_last, join_rows, last_axis, row};
@@ -21,7 +21,7 @@ use super::rope::Rope;
 use super::scores::Scores;
 use crate::cache::keys::KeyCache;
 use crate::cache::{Cache, LayerCache};
-use crate::decoder::description;
+use crate::decoder::parts;
 
 /// Attention.
 #[derive(Clone, Debug)]
@@ -116,124 +116,52 @@ impl LongScale {
 }
 
 impl Attention {
-    /// Reads attention in layer `layer`.
-    pub fn build(
-        to: &mut Builder,
-        attention: &description::Attention,
-        layer: usize,
-    ) -> Option<Attention> {
-        to.under(&attention.path, |to| Attention::build_here(to, attention, layer))
-    }
-
-    fn build_here(
-        to: &mut Builder,
-        attention: &description::Attention,
-        layer: usize,
-    ) -> Option<Attention> {
-        let heads = to.int(&attention.heads, "heads")?;
-        let kv_heads = to.int_or(&attention.kv_heads, heads)?;
-        let head_dim = to.int(&attention.head_dim, "head_dim")?;
-        if kv_heads < 1 || heads % kv_heads != 0 || head_dim < 1 {
-            to.fault(format!("{heads} heads of {head_dim} do not share {kv_heads} key heads"));
-            return None;
-        }
-        let bias = to.holds(&attention.bias, false);
-        let out_bias = to.holds(&attention.out_bias, false);
-        let keys_of = to.int_or(&attention.keys_of, -1)?;
-        let window = to.int_or(&attention.window, 0)?;
-        let window = usize::try_from(window).ok().filter(|&window| window > 0);
-
+    /// Loads attention.
+    pub fn load(from: &mut Loader, attention: &parts::Attention) -> Option<Attention> {
+        let projection = match attention.fused {
+            true => Projections::Fused,
+            false => Projections::Split,
+        };
+        let q = Linear::load(from, &attention.q).map(projection);
+        let keys = Keys::load(from, &attention.keys, attention.window);
+        let o = Linear::load(from, &attention.o);
+        let q_norm = Norm::maybe(from, &attention.q_norm);
+        let rope = attention.rope.as_ref().map(|rope| Rope::load(from, rope));
         let gate = match &attention.gate {
-            Some(gate) if to.holds(&gate.when, true) => Some(Gate::build(to, gate, heads)?),
-            _ => None,
-        };
-        let gate_in_q = gate.as_ref().is_some_and(|gate| gate.projection.is_none());
-        let q_rows = heads * head_dim * if gate_in_q { 2 } else { 1 };
-        let fused = attention.qkv.as_ref().filter(|name| to.find(name).is_some());
-        let q = match (fused, &attention.q) {
-            (Some(name), _) => {
-                let rows = q_rows + 2 * kv_heads * head_dim;
-                Linear::build_sized(to, name, bias, rows).map(Projections::Fused)
-            }
-            (None, Some(name)) => {
-                Linear::build_sized(to, name, bias, q_rows).map(Projections::Split)
-            }
-            (None, None) => {
-                to.fault("attention names neither q, k and v nor qkv");
-                None
-            }
-        };
-        let keys = if let Ok(other) = usize::try_from(keys_of) {
-            to.read_by_others.insert(other);
-            // Published files carry what such a layer would make its own keys of (Gemma 4 E2B).
-            let norms =
-                [&attention.k_norm, &attention.v_norm].map(|norm| norm.as_ref()?.tensor.as_ref());
-            let left =
-                [attention.k.as_ref(), attention.v.as_ref()].into_iter().chain(norms).flatten();
-            for name in left {
-                to.pass_over(name);
-            }
-            Some(Keys::Of(other))
-        } else {
-            let slot = to.slot(LayerCache::Keys(KeyCache::new(window)));
-            Keys::build(to, attention, kv_heads * head_dim, bias, fused.is_some(), slot, layer)
-        };
-        let o = Linear::build(to, &attention.o, out_bias);
-        let q_norm = match &attention.q_norm {
-            Some(norm) => Norm::build(to, norm, false),
+            Some(gate) => Some(Gate::load(from, gate)?),
             None => None,
         };
-        let rope = match &attention.rope {
-            Some(rope) => Rope::build(to, rope, head_dim),
-            None => None,
+        let long_scale = attention
+            .long_scale
+            .map(|(beta, trained)| LongScale { beta: beta as f32, trained: trained as f32 });
+        let sinks = from.maybe_vector(&attention.sinks)?;
+        let on_cpu = from.compute.on_cpu;
+        let scores = Scores {
+            scale: attention.scale as f32,
+            window: attention.window,
+            cap: attention.soft_cap.map(|cap| cap as f32),
+            sinks,
+            on_cpu,
         };
-        let long_scale = match &attention.long_scale {
-            Some(long) => {
-                let beta = to.maybe_float(&Some(long.beta.clone()))?.unwrap_or(0.0);
-                let trained = to.maybe_float(&Some(long.trained.clone()))?.unwrap_or(0.0);
-                let wanted = beta != 0.0 && trained > 0.0;
-                wanted.then_some(LongScale { beta: beta as f32, trained: trained as f32 })
-            }
-            None => None,
-        };
-        let scale = to.float_or(&attention.scale, (head_dim as f64).powf(-0.5))?;
-        let cap = to.maybe_float(&attention.soft_cap)?.filter(|&cap| cap != 0.0);
-        let sinks = match &attention.sinks {
-            Some(name) => {
-                let name = to.full_name(name);
-                Some(to.vector(&name)?)
-            }
-            None => None,
-        };
-        let cap = cap.map(|cap| cap as f32);
-        let on_cpu = to.compute.on_cpu;
-        let scores = Scores { scale: scale as f32, window, cap, sinks, on_cpu };
-        let mut built = Attention {
+        let mut loaded = Attention {
             q: q?,
             o: o?,
-            q_norm,
-            norm_all_heads: to.holds(&attention.norm_all_heads, false),
+            q_norm: q_norm?,
+            norm_all_heads: attention.norm_all_heads,
             keys: keys?,
             rope,
             long_scale,
             gate,
             scores,
-            heads: heads as i32,
-            kv_heads: kv_heads as i32,
-            head_dim: head_dim as i32,
+            heads: attention.heads,
+            kv_heads: attention.kv_heads,
+            head_dim: attention.head_dim,
             native: None,
         };
         if on_cpu {
-            built.native = to.made(|| built.natively())?.map(Arc::new);
+            loaded.native = from.made(|| loaded.natively())?.map(Arc::new);
         }
-        Some(built)
-    }
-
-    /// Notes that later layers read this layer's keys, if it is one of `layers`.
-    pub fn share(&mut self, layers: &std::collections::BTreeSet<usize>) {
-        if let Keys::Own { layer, shared, .. } = &mut self.keys {
-            *shared = layers.contains(layer);
-        }
+        Some(loaded)
     }
 
     /// `[rows, tokens, hidden]` to the same.
@@ -382,53 +310,31 @@ impl Attention {
 }
 
 impl Keys {
-    fn build(
-        to: &mut Builder,
-        attention: &description::Attention,
-        rows: i64,
-        bias: bool,
-        fused: bool,
-        slot: usize,
-        layer: usize,
-    ) -> Option<Keys> {
-        let (mut k, mut v) = (None, None);
-        if !fused {
-            let Some(name) = &attention.k else {
-                to.fault("attention names no keys");
-                return None;
-            };
-            let keys = Linear::build_sized(to, name, bias, rows);
-            if !to.holds(&attention.values_are_keys, false) {
-                let Some(name) = &attention.v else {
-                    to.fault("attention names no values");
-                    return None;
-                };
-                v = Some(Linear::build_sized(to, name, bias, rows)?);
+    fn load(from: &mut Loader, keys: &parts::Keys, window: Option<usize>) -> Option<Keys> {
+        let (k, v, k_norm, v_norm, layer, shared) = match keys {
+            parts::Keys::Of(layer) => return Some(Keys::Of(*layer)),
+            parts::Keys::Own { k, v, k_norm, v_norm, layer, shared } => {
+                (k, v, k_norm, v_norm, *layer, *shared)
             }
-            k = Some(keys?);
-        }
-        let k_norm = match &attention.k_norm {
-            Some(norm) => Norm::build(to, norm, false),
-            None => None,
         };
-        let v_norm = match &attention.v_norm {
-            Some(norm) => Norm::build(to, norm, false),
-            None => None,
+        let slot = from.slot(LayerCache::Keys(KeyCache::new(window)));
+        let mut linear = |part: &Option<parts::Linear>| match part {
+            Some(part) => Linear::load(from, part).map(Some),
+            None => Some(None),
         };
-        Some(Keys::Own { k, v, k_norm, v_norm, slot, layer, shared: false })
+        let (k, v) = (linear(k), linear(v));
+        let (k_norm, v_norm) = (Norm::maybe(from, k_norm), Norm::maybe(from, v_norm));
+        Some(Keys::Own { k: k?, v: v?, k_norm: k_norm?, v_norm: v_norm?, slot, layer, shared })
     }
 }
 
 impl Gate {
-    fn build(to: &mut Builder, gate: &description::AttentionGate, heads: i64) -> Option<Gate> {
-        let function = to.function(&gate.activation)?;
-        let projection = match &gate.tensor {
-            Some(name) => Some(Linear::build(to, name, false)?),
+    fn load(from: &mut Loader, gate: &parts::AttentionGate) -> Option<Gate> {
+        let projection = match &gate.projection {
+            Some(projection) => Some(Linear::load(from, projection)?),
             None => None,
         };
-        let per_head =
-            projection.as_ref().is_some_and(|projection| i64::from(projection.outputs()) == heads);
-        Some(Gate { projection, function, per_head })
+        Some(Gate { projection, function: gate.function, per_head: gate.per_head })
     }
 
     /// Multiplies `[rows, tokens, heads, head_dim]`.

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use bytes::{Bytes, BytesMut};
 
 use super::{QuantizedTensor, Tensor, TensorSource, Weight};
+use crate::decoder::parts::Held;
 use crate::fault::{Code, Fault, Faults};
 use crate::policy::Policy;
 
@@ -83,6 +84,22 @@ impl<S: TensorSource> TensorSource for Known<S> {
         let Some(weights) = weights else { return Ok(None) };
         let stacked = stacked(&weights);
         stacked.map(Some).map_err(|why| Fault::new(Code::BadExperts, why).on_tensor(name))
+    }
+
+    /// Of single experts the first tells; that all are alike is seen when they are stacked.
+    fn held(&self, name: &str) -> Result<Option<Held>, Fault> {
+        match self.tensors.get(name) {
+            None => Ok(None),
+            Some(Stored::Whole(stored)) => self.source.held(stored),
+            Some(Stored::Experts(members)) => {
+                let Some(first) = members.first() else { return Ok(None) };
+                let held = self.source.held(first)?;
+                Ok(held.map(|mut held| {
+                    held.shape.insert(0, members.len() as u64);
+                    held
+                }))
+            }
+        }
     }
 }
 

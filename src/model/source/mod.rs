@@ -15,6 +15,7 @@ use bytes::Bytes;
 use mlx_rs::Array;
 use mlx_rs::error::Exception;
 
+use crate::decoder::parts::Held;
 use crate::dtype::Dtype;
 use crate::fault::Fault;
 use crate::mlx::{self, Packing};
@@ -113,4 +114,28 @@ pub trait TensorSource {
     /// # Errors
     /// What is wrong with a tensor that is there.
     fn tensor(&self, name: &str) -> Result<Option<Weight>, Fault>;
+
+    /// What headers tell of a tensor: its logical shape, and whether it is quantized.
+    ///
+    /// # Errors
+    /// As [`TensorSource::tensor`].
+    fn held(&self, name: &str) -> Result<Option<Held>, Fault> {
+        Ok(self.tensor(name)?.map(|weight| weight.held()))
+    }
+}
+
+impl Weight {
+    /// Its logical shape, and whether it is quantized.
+    pub fn held(&self) -> Held {
+        let (tensor, columns) = match self {
+            Weight::Float(tensor) => (tensor, None),
+            Weight::Quantized(quantized) => (&quantized.weight, Some(quantized.columns())),
+        };
+        let mut shape: Vec<u64> =
+            tensor.shape.iter().map(|&axis| axis.unsigned_abs().into()).collect();
+        if let (Some(last), Some(columns)) = (shape.last_mut(), columns) {
+            *last = columns.unsigned_abs().into();
+        }
+        Held { shape, quantized: columns.is_some() }
+    }
 }
