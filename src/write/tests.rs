@@ -164,6 +164,7 @@ fn plan(tensors: Vec<Tensor>) -> Plan {
         files: Vec::new(),
         manifest: Manifest::default(),
         totals: Totals::default(),
+        runs: true,
         warnings: Vec::new(),
         notes: Vec::new(),
     }
