@@ -417,7 +417,7 @@ fn options_are_as_documented_or_refused_by_name() {
         &["--seed", "18446744073709551615"],
         &["--set", "seed=-1"],
         &["--set", "top_k=40.0"],
-        &["--set", "num_predict=-1", "-n", "2"],
+        &["--set", "num_predict=-1"],
         &["--temperature", "1e-40"],
         &["--temperature", "1e-50"],
         &["--set", "temperature=1e-38", "--top-k", "1"],
