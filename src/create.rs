@@ -241,7 +241,7 @@ pub fn prepare(recipe: Recipe, settings: &Settings, store: &Store) -> Result<Pre
             // where there is none yet.
             let mut policies = Vec::new();
             if modelfile.parser.is_some() || manifest.policy(Role::Target).is_none() {
-                let policy = store.policy(&name, &manifest, Role::Target, None)?;
+                let policy = store.policy(&name.to_string(), &manifest, Role::Target, None)?;
                 let parser = modelfile.parser.as_ref().or(config.parser.as_ref());
                 policies.push(policy_text(&policy, parser.map(String::as_str), &library)?);
             }

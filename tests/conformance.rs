@@ -164,10 +164,9 @@ fn differences(case: &Case, request: &str, expected: &Expected, plan: &Plan) -> 
             out.push(label(format!("{name}: in blob {} and not {blob_name}", blob.name)));
         }
         if let Some(metadata) = expected.metadata.get(&blob.name) {
-            for (key, value) in metadata {
-                if blob.metadata.get(key) != Some(value) {
-                    out.push(label(format!("{}: {key} is not {value}", blob.name)));
-                }
+            if blob.metadata.iter().ne(metadata) {
+                let is = &blob.metadata;
+                out.push(label(format!("{}: {is:?} and not {metadata:?}", blob.name)));
             }
         }
     }

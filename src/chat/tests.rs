@@ -150,6 +150,22 @@ fn gemmas_notation() {
     assert_eq!(pieces("gemma4", "", whole, &[]), expected);
 }
 
+/// Messages of Glimmer, and the calls that MiniMax and it write as tags with names in quotes.
+#[test]
+fn invocations_as_tags() {
+    let whole = " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Hello.<|eot|>";
+    assert_eq!(pieces("glimmer", "", whole, &[]), [thinking("Hm."), text("Hello.")]);
+    let calls = " to=self<|message|>Hm.<|eom|><atem:function_calls>\n<atem:invoke name=\"f\">\n\
+                 <atem:parameter name=\"x\">1</atem:parameter>\n\
+                 <atem:parameter name=\"s\">a\n\"b\"</atem:parameter>\n</atem:invoke>\n\
+                 <atem:invoke name=\"g\">\n</atem:invoke>\n</atem:function_calls>";
+    let f = call("f", json!({"x": 1, "s": "a\n\"b\""}));
+    let expected = [thinking("Hm."), f, call("g", json!({}))];
+    assert_eq!(pieces("glimmer", "", calls, &[]), expected);
+    let broken = "<atem:function_calls><atem:invoke name=f></atem:function_calls>";
+    assert_eq!(pieces("glimmer", "", broken, &[]), [text("<atem:invoke name=f>")]);
+}
+
 #[test]
 fn harmonys_channels() {
     let whole = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final\
@@ -159,7 +175,7 @@ fn harmonys_channels() {
                  to=functions.f <|constrain|>json<|message|>{\"x\": 1}<|call|>";
     assert_eq!(pieces("gpt-oss", "", calls, &[]), [thinking("Hm."), call("f", json!({"x": 1}))]);
     let first = "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>";
-    assert_eq!(pieces("gpt-oss", "", first, &[]), [call("f", json!({}))]);
+    assert_eq!(pieces("harmony", "", first, &[]), [call("f", json!({}))]);
 }
 
 #[test]

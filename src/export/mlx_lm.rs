@@ -12,7 +12,6 @@ use super::Exported;
 use super::content::{Content, Run, Step, Stored};
 use super::names::{Names, Target};
 use super::shards::{self, Piece};
-use crate::checkpoint::architecture;
 use crate::companion;
 use crate::decoder::values::Scope;
 use crate::decoder::{Decoder, Filled};
@@ -20,7 +19,7 @@ use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults, Warning};
 use crate::format::Format;
 use crate::plan::DRAFT_PREFIX;
-use crate::policy::{Library, Policy, Role};
+use crate::policy::{Policy, Role};
 use crate::store::{Manifest, Store, Weight, media};
 
 /// mlx-lm's words for the companions.
@@ -42,8 +41,7 @@ pub fn write(
         exported.warnings.push(Warning::new(Code::Unsupported, message));
     }
     let model_config = store.model_config(manifest)?;
-    let library = Library::load(None)?;
-    let policy = library.compile(library.find(&architecture(&model_config)?, Role::Target)?)?;
+    let policy = store.policy("the model", manifest, Role::Target, None)?;
     let weights = logical(&policy, &weights)?;
     let names = names_of(&model_config, &weights);
     let pieces = pieces(store, &names, &weights)?;

@@ -324,6 +324,9 @@ impl Builder {
                 _ => {}
             }
 
+            if let (WeightKind::Keep { metadata, .. }, Route::Keep(_)) = (&first.kind, route) {
+                self.metadata.insert(output.clone(), metadata.clone());
+            }
             let (chosen, tensors) = if let WeightKind::Keep { format: kept, parts, .. } =
                 &first.kind
                 && matches!(route, Route::Keep(_))

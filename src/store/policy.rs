@@ -41,21 +41,21 @@ impl Manifest {
 }
 
 impl Store {
-    /// The policy of a model, or of its draft: of `policy_dir` when that is given, else the one that
+    /// The policy of a model (which `of` names), or of its draft: of `policy_dir` when that is given, else the one that
     /// it carries, else that of its architecture.
     ///
     /// # Errors
     /// When its config or a policy cannot be read.
     pub fn policy(
         &self,
-        name: &Name,
+        of: &str,
         manifest: &Manifest,
         role: Role,
         policy_dir: Option<&Path>,
     ) -> Result<Policy, Faults> {
         let own = match policy_dir {
             Some(_) => None,
-            None => manifest.read_policy(role, &name.to_string(), |layer| self.read_blob(layer))?,
+            None => manifest.read_policy(role, of, |layer| self.read_blob(layer))?,
         };
         let config = self.config_of(manifest, role)?;
         stored::policy_of(own.as_ref(), &config, role, policy_dir)
@@ -66,7 +66,7 @@ impl Store {
     /// # Errors
     /// When its config, its policy or a header cannot be read.
     pub fn in_the_way(&self, name: &Name, manifest: &Manifest) -> Result<Vec<Fault>, Faults> {
-        let policy = self.policy(name, manifest, Role::Target, None)?;
+        let policy = self.policy(&name.to_string(), manifest, Role::Target, None)?;
         let config = self.config_of(manifest, Role::Target)?;
         let weights = self.weights(manifest)?;
         let own = weights.into_iter().filter(|weight| !weight.name.starts_with(DRAFT_PREFIX));

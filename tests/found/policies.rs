@@ -460,3 +460,98 @@ fn a_parser_of_a_policy_folder_is_carried_and_counts_among_the_capabilities() {
     let policy = Policy::compile(vec![carried]).unwrap();
     assert_eq!(policy.answers("mine", &[]).unwrap().thinking.unwrap().open, "<a>");
 }
+
+/// Bytes that no format minds.
+fn bytes(seed: usize, length: usize) -> Vec<u8> {
+    (0..length).map(|at| ((seed + 7 * at) % 64) as u8).collect()
+}
+
+/// A file of these tensors: name, dtype, shape, bytes.
+fn file_of(sandbox: &Sandbox, name: &str, tensors: &[(String, &str, Vec<usize>, Vec<u8>)]) {
+    let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
+        let dtype = serde_json::from_value(json!(dtype)).unwrap();
+        (name, safetensors::tensor::TensorView::new(dtype, shape.clone(), bytes).unwrap())
+    });
+    sandbox.file(name, safetensors::serialize(views, None).unwrap());
+}
+
+/// Digests from `blob_digests.py`, which packs the same tensors as Ollama's importer does.
+#[test]
+fn what_is_copied_kept_or_stacked_has_the_digests_of_ollamas_importer() {
+    let sandbox = Sandbox::new();
+    let mut tensors = vec![("model.norm.weight".to_string(), "BF16", vec![32], bytes(1, 64))];
+    let mut nvfp4 = |base: &str, seeds: [usize; 2], factor: f32| {
+        tensors.push((format!("{base}.weight"), "U8", vec![32, 32], bytes(seeds[0], 1024)));
+        tensors.push((
+            format!("{base}.weight_scale"),
+            "F8_E4M3",
+            vec![32, 4],
+            bytes(seeds[1], 128),
+        ));
+        let factor = factor.to_le_bytes().to_vec();
+        tensors.push((format!("{base}.weight_scale_2"), "F32", vec![], factor));
+    };
+    nvfp4("model.layers.0.self_attn.q_proj", [2, 3], 0.5);
+    let projections = [("down_proj", 10), ("gate_proj", 20), ("up_proj", 30)];
+    for (proj, seed) in projections {
+        for (expert, factor) in [(0, 0.5), (1, 0.25)] {
+            let base = format!("model.layers.1.mlp.experts.{expert}.{proj}");
+            nvfp4(&base, [seed + expert, seed + 2 + expert], factor);
+        }
+    }
+    for (proj, seed) in projections {
+        for expert in 0..2 {
+            let name = format!("model.layers.0.mlp.experts.{expert}.{proj}.weight");
+            tensors.push((name, "BF16", vec![32, 32], bytes(seed + expert, 2048)));
+        }
+    }
+    file_of(&sandbox, "model/model.safetensors", &tensors);
+    let mut config = crate::common::config();
+    config["architectures"] = json!(["Qwen3MoeForCausalLM"]);
+    config["num_experts"] = json!(2);
+    sandbox.file("model/config.json", config.to_string());
+
+    let k = "model.layers.0.self_attn.k_proj";
+    let affine = [
+        (format!("{k}.weight"), "U32", vec![32, 8], bytes(4, 1024)),
+        (format!("{k}.scales"), "BF16", vec![32, 1], bytes(5, 64)),
+        (format!("{k}.biases"), "BF16", vec![32, 1], bytes(6, 64)),
+    ];
+    file_of(&sandbox, "mlx/model.safetensors", &affine);
+    config["quantization"] = json!({"bits": 4, "group_size": 64});
+    sandbox.file("mlx/config.json", config.to_string());
+
+    let digests = |model: &str| -> std::collections::BTreeMap<String, String> {
+        sandbox.lathe(&["create", model, model, "--no-smoke"]).ok();
+        let layers = manifest(&sandbox, model)["layers"].as_array().unwrap().clone();
+        let named = layers.iter().filter(|layer| layer["name"].is_string());
+        let text = |value: &Value| value.as_str().unwrap().to_string();
+        named.map(|layer| (text(&layer["name"]), text(&layer["digest"]))).collect()
+    };
+    let (model, mlx) = (digests("model"), digests("mlx"));
+    for (name, digest) in [
+        ("model.norm.weight", "38466187a65b736e9ebf49fac50c4814c29bf8f25b7b0117603d2f83ede0be4d"),
+        (
+            "model.layers.0.self_attn.q_proj.weight",
+            "31eda4e4e6f20b9df40d09c54954e0b4978295e0ff23370ceea4f25b54d3d80e",
+        ),
+        (
+            "model.layers.0.mlp.experts",
+            "020ebe696af149b90000fda1767b24fda41ab04082da58c4f39203dd04b0f5cc",
+        ),
+        (
+            "model.layers.1.mlp.experts",
+            "f1b0df1e46fcb054b8ea9fea8a9081feb9ad656fc04c7c22534b522d37515fe2",
+        ),
+    ] {
+        assert_eq!(model[name], format!("sha256:{digest}"), "{name}");
+    }
+    assert_eq!(
+        mlx["model.layers.0.self_attn.k_proj.weight"],
+        "sha256:317bd2572f94891de921b268b0fec58549a1dc16c6954598657acdf70f38024c"
+    );
+    // What the layouts say is read back.
+    let shown = sandbox.lathe(&["show", "model", "--tensors", "-o", "json"]).json();
+    let formats = shown["tensors"].as_array().unwrap();
+    assert_eq!(formats.iter().filter(|tensor| tensor["format"] == "nvfp4").count(), 4);
+}

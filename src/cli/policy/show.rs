@@ -74,6 +74,6 @@ fn carried(args: &Show, of: &str) -> Result<String, Faults> {
     ui::note(format!(
         "{name} carries no policy yet (`lathe update` puts one in); it is run by this"
     ));
-    let policy = store.policy(&name, &manifest, role, None)?;
+    let policy = store.policy(&name.to_string(), &manifest, role, None)?;
     Ok(stored::text(&stored::merged(&policy, None))?)
 }
