@@ -256,7 +256,7 @@ fn architecture(store: &Store, manifest: &Manifest) -> Option<String> {
 
 /// What the policy that it is run by says of its decoder; nothing when that cannot be read.
 fn exact_context(store: &Store, name: &Name, manifest: &Manifest) -> Option<usize> {
-    let policy = store.policy(name, manifest, Role::Target, None).ok()?;
+    let policy = store.policy(&name.to_string(), manifest, Role::Target, None).ok()?;
     let config = store.model_config(manifest).ok()?;
     decoder::exact_context(policy.decoder.as_ref()?, &config).ok()?
 }
