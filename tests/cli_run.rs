@@ -126,6 +126,10 @@ fn a_policy_folder_makes_a_new_architecture_run() {
         let args = [given, &[&prompt, "-n", "16", "--temperature", "0"]].concat();
         assert_eq!(run(&sandbox, &args)["tokens"], json!(greedy), "{given:?}");
     }
+    sandbox.lathe(&["export", "m", "out"]).ok();
+    sandbox.lathe(&["create", "back", "out", "--policy-dir", "mine"]).ok();
+    let back = ["run", "back", &prompt, "-n", "16", "--temperature", "0", "-o", "json"];
+    assert_eq!(sandbox.lathe(&back).json()["tokens"], json!(greedy));
     fs::create_dir(sandbox.path("empty")).unwrap();
     let unknown = sandbox.lathe(&["run", "m", &prompt, "--policy-dir", "empty"]);
     assert_eq!(unknown.code, 1);

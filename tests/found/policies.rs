@@ -424,9 +424,9 @@ fn an_update_gives_a_model_from_before_its_policy_and_mends_its_names() {
     let sandbox = Sandbox::new();
     model_of(&sandbox, "Qwen3ForCausalLM", "x");
     sandbox
-        .lathe_with(&["create", "m", "-f", "-", "--no-smoke"], "FROM model\nRENDERER qwen3\n")
+        .lathe_with(&["create", "m", "-f", "-", "--no-smoke"], "FROM model\nRENDERER qwen3.5\n")
         .ok();
-    assert_eq!(config_blob(&sandbox, "m")["renderer"], "qwen3");
+    assert_eq!(config_blob(&sandbox, "m")["renderer"], "qwen3.5");
     // What a Modelfile said stays where that can be told.
     let kept = sandbox.lathe(&["update", "m", "-y"]).ok();
     assert!(kept.contains("has this policy already"), "{kept}");
@@ -434,7 +434,7 @@ fn an_update_gives_a_model_from_before_its_policy_and_mends_its_names() {
     let note = sandbox.lathe(&["policy", "show", "--of", "m"]);
     assert!(note.stderr.contains("carries no policy yet"), "{}", note.stderr);
     let done = sandbox.lathe(&["update", "m", "-y", "--no-smoke"]).ok();
-    assert!(done.contains("renderer: qwen3 → qwen3-coder"), "{done}");
+    assert!(done.contains("renderer: qwen3.5 → qwen3-coder"), "{done}");
     assert_eq!(config_blob(&sandbox, "m")["renderer"], "qwen3-coder");
     assert_eq!(policies_of(&sandbox, "m").len(), 1);
 }
