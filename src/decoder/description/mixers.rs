@@ -18,7 +18,7 @@ pub struct Rope {
     pub parameters: Option<Expr>,
     /// The base, where `parameters` does not give it.
     pub theta: Option<Expr>,
-    /// Which part of a head is rotated, where `parameters` does not say.
+    /// Which part of a head is rotated, where `parameters` does not say. Without this key the plain rotation turns whole heads.
     pub partial: Option<Expr>,
     /// Whether neighbours are paired rather than halves.
     pub interleaved: Option<Expr>,
