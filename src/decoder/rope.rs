@@ -413,10 +413,10 @@ impl Given {
         let said =
             said.filter(|_| self.partial.is_some() || !KINDS[0].names.contains(&self.kind_name()));
         let partial = said.or(self.partial).unwrap_or(1.0);
-        if (0.0..=1.0).contains(&partial) {
+        if partial > 0.0 && partial <= 1.0 {
             return Ok((self.head_dim as f64 * partial).floor());
         }
-        let what = format!("has {partial} of a head rotated, and it should be from 0 to 1");
+        let what = format!("has {partial} of a head rotated, and it should be more than 0 and at most 1");
         Err(self.unclear(what, MEND))
     }
 

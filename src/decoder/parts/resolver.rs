@@ -391,13 +391,6 @@ impl<'a> Resolver<'a> {
         let head_dim = usize::try_from(head_dim).ok()?;
         let given = Given::of(&self.scope, rope, head_dim);
         let given = self.noted("parameters", given)?;
-        let most = given.parameters.get("partial_rotary_factor").and_then(Json::as_f64);
-        let partial = most.unwrap_or(given.partial);
-        if !(partial > 0.0 && partial <= 1.0) {
-            let message = format!("{partial} of a head cannot be rotated: it should be 0 to 1");
-            self.fault("partial", message);
-            return None;
-        }
         let rotation = match Rotation::read(&given) {
             Ok(rotation) => rotation,
             Err(unclear) => {
