@@ -9,6 +9,7 @@ use serde_json::json;
 fn scripts_get_events_one_a_line_and_the_result_last() {
     let sandbox = Sandbox::new();
     sandbox.model("model");
+    sandbox.vocabulary("model");
     let outcome = sandbox.lathe(&["create", "m", "model", "-q", "int4", "-o", "json"]);
     let events = outcome.events();
     let named = |name: &'static str| events.iter().filter(move |event| event["event"] == name);
@@ -30,7 +31,7 @@ fn scripts_get_events_one_a_line_and_the_result_last() {
     assert_eq!(result["warnings"], json!([]));
     assert!(result["seconds"].as_f64().unwrap() > 0.0);
     let new = named("blob").filter(|event| event["new"] == true).count();
-    assert_eq!(result["new_blobs"], new + 2, "and the config and the origin");
+    assert_eq!(result["new_blobs"], new + 3, "and the config, the origin and the policy");
 }
 
 #[test]
@@ -50,6 +51,7 @@ fn a_failure_is_the_last_event() {
 fn quiet_leaves_the_result_for_scripts_and_nothing_for_people() {
     let sandbox = Sandbox::new();
     sandbox.model("model");
+    sandbox.vocabulary("model");
     let quiet = sandbox.lathe(&["create", "m", "model", "-q", "int4", "--quiet"]);
     assert_eq!((quiet.stdout.as_str(), quiet.stderr.as_str(), quiet.code), ("", "", 0));
     let again = ["create", "m", "model", "-q", "int4", "--quiet", "-o", "json"];
@@ -61,6 +63,7 @@ fn quiet_leaves_the_result_for_scripts_and_nothing_for_people() {
 fn the_end_says_what_was_made_from_what_in_how_long_and_how_to_go_on() {
     let sandbox = Sandbox::new();
     sandbox.model("model");
+    sandbox.vocabulary("model");
     let made = sandbox.lathe(&["create", "m:int4", "model", "-q", "int4", "--no-smoke"]);
     assert_eq!(made.stderr, "", "no progress where lines cannot be changed and work is short");
     let said = made.ok();

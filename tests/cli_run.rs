@@ -29,17 +29,7 @@ fn model(sandbox: &Sandbox, name: &str) -> PathBuf {
     for file in ["config.json", "model.safetensors"] {
         sandbox.file(&format!("{name}/{file}"), fs::read(from.join(file)).unwrap());
     }
-    let vocabulary: Map<String, Value> = (0..512).map(|id| (format!("t{id}"), id.into())).collect();
-    let tokenizer = json!({
-        "version": "1.0",
-        "added_tokens": [],
-        "normalizer": null,
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "post_processor": null,
-        "decoder": null,
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "t0"},
-    });
-    sandbox.file(&format!("{name}/tokenizer.json"), tokenizer.to_string());
+    sandbox.vocabulary(name);
     let chat = "{% for message in messages %}{{ message.content }} {% endfor %}";
     sandbox
         .file(&format!("{name}/tokenizer_config.json"), json!({"chat_template": chat}).to_string());
@@ -276,7 +266,7 @@ fn a_model_that_does_not_predict_text_is_refused_and_its_name_keeps_what_it_had(
     spelling(&sandbox, "llama");
     let made = sandbox.lathe(&["create", "m", "llama", "-o", "json"]).events();
     let smoke = &made.last().unwrap()["smoke"];
-    let (loss, even) = (smoke["loss"].as_f64().unwrap(), smoke["even"].as_f64().unwrap());
+    let (loss, even) = (smoke["loss"].as_f64().unwrap(), smoke["uniform"].as_f64().unwrap());
     assert!(loss < 1.5 * even, "{loss} of {even}");
     let before = sandbox.lathe(&["show", "m", "-o", "json"]).ok();
 

@@ -14,8 +14,9 @@ pub fn architecture(config: &Value) -> Result<String, Fault> {
         let message = "config.json is not an object";
         return Err(Fault::new(Code::BadConfig, message).in_file("config.json"));
     }
-    let listed = &config["architectures"];
-    let named = [&listed[0], listed, &config["model_type"], &config["text_config"]["model_type"]];
+    let listed = key(config, "architectures");
+    let inner = key(key(config, "text_config"), "model_type");
+    let named = [&listed[0], listed, key(config, "model_type"), inner];
     named
         .into_iter()
         .find_map(|value| value.as_str().filter(|name| !name.is_empty()))
@@ -25,6 +26,14 @@ pub fn architecture(config: &Value) -> Result<String, Fault> {
                 .in_file("config.json")
                 .help("add `\"architectures\": [\"…\"]` as the model's card has it")
         })
+}
+
+/// The value of a key, in any case; null when there is none.
+fn key<'c>(config: &'c Value, name: &str) -> &'c Value {
+    let entries = || config.as_object().into_iter().flatten();
+    let exact = entries().find(|(key, _)| *key == name);
+    let found = exact.or_else(|| entries().find(|(key, _)| key.eq_ignore_ascii_case(name)));
+    found.map_or(&Value::Null, |(_, value)| value)
 }
 
 #[cfg(test)]
@@ -38,6 +47,7 @@ mod tests {
         for (config, expected) in [
             (json!({"architectures": ["A", "B"], "model_type": "m"}), "A"),
             (json!({"architectures": "A", "model_type": "m"}), "A"),
+            (json!({"Architectures": ["A"], "Model_Type": "m"}), "A"),
             (json!({"architectures": [], "model_type": "m"}), "m"),
             (json!({"architectures": [null], "model_type": "m"}), "m"),
             (json!({"architectures": {"a": 1}, "model_type": "m"}), "m"),

@@ -174,9 +174,8 @@ impl<'a> Sorting<'a> {
     }
 
     /// Whether a tensor without a weight is one of the model's own that is only called like a
-    /// companion: floats whose name does not itself speak of a weight (`.weight_scale`), that no
-    /// layout has such a companion for, or in a folder where no weight has one, nor a faulty weight
-    /// may have.
+    /// companion: floats whose name does not itself speak of a weight (`.weight_scale`), of a dtype
+    /// and a number of axes that no layout has for such a companion.
     fn is_own(&self, suffix: Suffix, tensor: &TensorInfo) -> bool {
         let speaks_of_weight = self.layouts.suffixes[suffix as usize].contains("weight");
         let parts = self.layouts.layouts.iter().flat_map(|layout| &layout.parts);
@@ -185,8 +184,7 @@ impl<'a> Sorting<'a> {
             part.spec.dtype.as_slice().contains(&tensor.dtype)
                 && part.shapes.iter().any(|shape| shape.has_room(axes))
         });
-        let is_used = self.companions.contains(&suffix) || !self.faults.0.is_empty();
-        tensor.dtype.class() == DtypeClass::Float && !speaks_of_weight && !(can_be && is_used)
+        tensor.dtype.class() == DtypeClass::Float && !speaks_of_weight && !can_be
     }
 
     fn drop_stray(&mut self, tensor: u32) {

@@ -416,7 +416,8 @@ impl Given {
         if partial > 0.0 && partial <= 1.0 {
             return Ok((self.head_dim as f64 * partial).floor());
         }
-        let what = format!("has {partial} of a head rotated, and it should be more than 0 and at most 1");
+        let what =
+            format!("has {partial} of a head rotated, and it should be more than 0 and at most 1");
         Err(self.unclear(what, MEND))
     }
 

@@ -48,6 +48,22 @@ impl Sandbox {
         self.path(name)
     }
 
+    /// Gives a model folder a vocabulary whose words are t0, t1, ….
+    pub fn vocabulary(&self, name: &str) -> PathBuf {
+        let vocabulary: Map<String, Value> =
+            (0..512).map(|id| (format!("t{id}"), id.into())).collect();
+        let tokenizer = json!({
+            "version": "1.0",
+            "added_tokens": [],
+            "normalizer": null,
+            "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "post_processor": null,
+            "decoder": null,
+            "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "t0"},
+        });
+        self.file(&format!("{name}/tokenizer.json"), tokenizer.to_string())
+    }
+
     /// The same llama as transformers writes it in FP8, with blocks of 32 whose factors `scale`
     /// gives by tensor and number.
     pub fn fp8_model(&self, name: &str, scale: impl Fn(&str, usize) -> f32) -> PathBuf {
