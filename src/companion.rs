@@ -16,7 +16,7 @@ pub const ALL: [&str; 3] = [SCALE, BIAS, GLOBAL_SCALE];
 /// What a tensor belongs to, when it is a companion: the name with the suffix taken off, when a
 /// packed tensor of that name is there. `packed` gives the dtype of a tensor that is said to be
 /// quantized, and none for the others.
-pub fn base_of<'n>(name: &'n str, packed: impl Fn(&str) -> Option<Dtype>) -> Option<&'n str> {
+pub fn base_of(name: &str, packed: impl Fn(&str) -> Option<Dtype>) -> Option<&str> {
     let base = ALL.iter().find_map(|suffix| name.strip_suffix(suffix))?;
     (packed(base) == Some(Dtype::U32)).then_some(base)
 }

@@ -163,11 +163,11 @@ fn differences(case: &Case, request: &str, expected: &Expected, plan: &Plan) -> 
         if blob.name != *blob_name {
             out.push(label(format!("{name}: in blob {} and not {blob_name}", blob.name)));
         }
-        if let Some(metadata) = expected.metadata.get(&blob.name) {
-            if blob.metadata.iter().ne(metadata) {
-                let is = &blob.metadata;
-                out.push(label(format!("{}: {is:?} and not {metadata:?}", blob.name)));
-            }
+        if let Some(metadata) = expected.metadata.get(&blob.name)
+            && blob.metadata.iter().ne(metadata)
+        {
+            let is = &blob.metadata;
+            out.push(label(format!("{}: {is:?} and not {metadata:?}", blob.name)));
         }
     }
     if case.role == "target" && plan.manifest.file_type != expected.file_type {

@@ -388,9 +388,7 @@ fn print_summary(model: &Model) {
     }
     ui::print_table(&table);
     if let Some(tokens) = model.exact_context {
-        ui::note(&format!(
-            "its decoder is exact up to {tokens} tokens, and refuses longer prompts"
-        ));
+        ui::note(format!("its decoder is exact up to {tokens} tokens, and refuses longer prompts"));
     }
     let foreign = model.weights.iter().any(|w| w.format.is_some_and(|format| !format.ollama));
     if foreign {

@@ -457,7 +457,8 @@ fn numbers_that_are_none_are_told_of_plain_weights_copied_or_quantized() {
             contains(&outcome.stderr, &[group]);
         }
     }
-    let wide: [(Dtype, fn(usize) -> Vec<u8>); 3] = [
+    type Bytes = fn(usize) -> Vec<u8>;
+    let wide: [(Dtype, Bytes); 3] = [
         (Dtype::F16, |at| if at == 9 { vec![0, 0x7c] } else { vec![0, 0x34] }),
         (Dtype::F32, |at| if at == 9 { f32::NAN } else { 0.25 }.to_le_bytes().to_vec()),
         (Dtype::F64, |at| if at == 9 { f64::INFINITY } else { 0.25 }.to_le_bytes().to_vec()),

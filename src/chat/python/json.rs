@@ -26,13 +26,10 @@ pub(in crate::chat) fn to_json(
     named: Kwargs,
 ) -> Result<String> {
     let call = Call::with(&given, &named, &["ensure_ascii", "indent", "separators", "sort_keys"])?;
-    let indent = match call.get(1) {
-        None => None,
-        Some(indent) => Some(match indent.as_str() {
-            Some(text) => text.to_owned(),
-            None => " ".repeat(usize::try_from(indent.clone()).unwrap_or(0)),
-        }),
-    };
+    let indent = call.get(1).map(|indent| match indent.as_str() {
+        Some(text) => text.to_owned(),
+        None => " ".repeat(usize::try_from(indent.clone()).unwrap_or(0)),
+    });
     let between = if indent.is_some() { "," } else { ", " };
     let (mut comma, mut colon) = (between.to_owned(), ": ".to_owned());
     if let Some(separators) = call.get(2) {

@@ -89,7 +89,7 @@ fn model(args: &Check) -> Result<Model, Faults> {
 /// What a user would get of the folder without quantization, by way of a store of its own.
 fn of_folder(recipe: Recipe, policy_dir: Option<&Path>, loading: Loading) -> Result<Model, Faults> {
     let dir = tempfile::tempdir().map_err(|error| {
-        crate::fault::Fault::io("make a folder in", &std::env::temp_dir(), &error)
+        crate::fault::Fault::io("make a folder in", std::env::temp_dir(), &error)
     })?;
     let store = Store::open(Some(dir.path()))?;
     let policy_dir = policy_dir.map(Path::to_path_buf);

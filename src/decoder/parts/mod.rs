@@ -211,6 +211,7 @@ pub struct Attention {
 }
 
 /// Where keys and values come from.
+#[allow(clippy::large_enum_variant, reason = "a model has one for each of its layers")]
 #[derive(Clone, Debug)]
 pub enum Keys {
     /// This layer's own.

@@ -230,9 +230,8 @@ impl<'a> Resolver<'a> {
     pub fn vector(&mut self, key: &str, name: &str, elements: Option<i64>) -> Option<String> {
         let shape = self.shape(key, name, true)?;
         let found = product(&shape);
-        match elements {
-            Some(wanted) => self.expect(key, name, "elements", found, wanted)?,
-            None => {}
+        if let Some(wanted) = elements {
+            self.expect(key, name, "elements", found, wanted)?
         }
         Some(name.into())
     }
@@ -431,11 +430,12 @@ impl<'a> Resolver<'a> {
         let Ok(set) = set.build() else { return };
         let table = self.table;
         let left = table.names().filter(|name| {
-            !self.used.contains(*name)
-                && !set.is_match(name.replace('.', "/"))
-                && !beginnings.iter().any(|beginning| name.starts_with(beginning))
-                // A bias of zeros, which some quantizers add to every layer, changes nothing.
-                && !(name.ends_with(".bias") && table.may_be_zero(name))
+            // A bias of zeros, which some quantizers add to every layer, changes nothing.
+            let passed_over = self.used.contains(*name)
+                || set.is_match(name.replace('.', "/"))
+                || beginnings.iter().any(|beginning| name.starts_with(beginning))
+                || (name.ends_with(".bias") && table.may_be_zero(name));
+            !passed_over
         });
         let message = "the decoder neither uses this tensor nor declares it unused";
         let faults = left.map(|name| Fault::new(Code::Decoder, message).on_tensor(name));
