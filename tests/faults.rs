@@ -108,7 +108,7 @@ fn a_killed_create_leaves_a_store_that_the_next_one_completes() {
 fn an_interrupt_ends_within_a_second_and_says_what_was_kept() {
     let sandbox = sandbox();
     // Some interrupts come before the work begins or after it has ended: try several moments.
-    for moment in [5, 10, 20, 40, 80, 160, 320] {
+    for moment in [5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560] {
         let _ = fs::remove_dir_all(sandbox.path("store"));
         let child = begin(&sandbox, &[&CREATE[..], &["--jobs", "1"]].concat());
         thread::sleep(Duration::from_millis(moment));
@@ -134,7 +134,7 @@ fn an_interrupt_ends_a_create_that_waits() {
     let lock = File::options().append(true).open(sandbox.path("store/lathe.lock")).unwrap();
     lock.lock().unwrap();
     let mut child = begin(&sandbox, &[&CREATE[..], &["-o", "json"]].concat());
-    thread::sleep(Duration::from_millis(500));
+    thread::sleep(Duration::from_secs(2));
     assert!(child.try_wait().unwrap().is_none(), "it should wait for the lock");
     let begun = Instant::now();
     interrupt(&child);

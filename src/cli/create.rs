@@ -158,11 +158,13 @@ fn create(args: &Create) -> Result<Outcome, Faults> {
         plan: args.plan.clone(),
         strict: args.strict,
     };
+    // From here on, so that reading and planning can be interrupted too.
+    let for_scripts = matches!(args.output, Form::Json | Form::Yaml);
+    let cancel = interrupt::flag(move || ended_early(for_scripts))?;
     let prepared = create::prepare(recipe, &settings, &store)?;
     if args.dry_run {
         return Ok(Outcome::Planned(Box::new(prepared)));
     }
-    let for_scripts = matches!(args.output, Form::Json | Form::Yaml);
     let audience = match args.output {
         _ if args.quiet => Audience::Nobody,
         Form::Table => Audience::People,
@@ -176,11 +178,12 @@ fn create(args: &Create) -> Result<Outcome, Faults> {
         memory: args.memory.unwrap_or_else(write::default_memory),
         quantizer: &*quantizer,
         progress: &progress,
-        cancel: interrupt::flag(move || ended_early(for_scripts))?,
+        cancel,
     };
     let smoke = RefCell::new(None);
     let created = prepared.write(&name, &store, &options, &|writer, manifest| {
-        if !args.no_smoke {
+        // Of a model that cannot run the plan's warnings say why.
+        if !args.no_smoke && prepared.runs {
             write::Progress::phase(&progress, write::CHECKING);
             smoke.replace(check(writer, manifest)?);
         }
@@ -268,7 +271,7 @@ pub(super) fn check(_: &Writer, _: &Manifest) -> Result<Option<Smoke>, Faults> {
 
 /// The last words of a work that Ctrl-C had to end because it waited for the disk or for a lock.
 fn ended_early(for_scripts: bool) {
-    let fault = Fault::new(Code::Interrupted, "interrupted while waiting for the disk")
+    let fault = Fault::new(Code::Interrupted, "interrupted before the work had ended by itself")
         .help("blobs that have their place in the store are kept, and the next create finds them");
     if let Err(failure) = ui::failing::<()>(for_scripts, Err(fault.into())) {
         ui::fail(&failure);
