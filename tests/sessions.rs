@@ -10,7 +10,7 @@ use std::path::Path;
 use common::Sandbox;
 use lathe::engine::{Answer, Engine, Loading, Options, Prompt, Request, Session};
 use lathe::store::{Name, Store};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// Asks for an answer by words that stand nowhere once there is one, as templates do that open the
 /// model's thinking.
@@ -27,17 +27,7 @@ fn engine(sandbox: &Sandbox, name: &str) -> Engine {
     config["eos_token_id"] = Value::Null;
     sandbox.file("m/config.json", config.to_string());
     sandbox.file("m/model.safetensors", fs::read(from.join("model.safetensors")).unwrap());
-    let vocabulary: Map<String, Value> = (0..96).map(|id| (format!("t{id}"), id.into())).collect();
-    let tokenizer = json!({
-        "version": "1.0",
-        "added_tokens": [],
-        "normalizer": null,
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "post_processor": null,
-        "decoder": null,
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "t0"},
-    });
-    sandbox.file("m/tokenizer.json", tokenizer.to_string());
+    sandbox.vocabulary("m");
     sandbox.file("m/tokenizer_config.json", json!({ "chat_template": TEMPLATE }).to_string());
     let folder = sandbox.path("m");
     sandbox.lathe(&["create", "m", folder.to_str().unwrap(), "--no-smoke"]).ok();
