@@ -3,6 +3,7 @@
 //! A fault stops a policy from loading; a finding does not. Each has a stable code, points at its
 //! place and says how to mend it.
 
+mod decoder;
 mod globs;
 mod sarif;
 
@@ -63,6 +64,8 @@ lints! {
     UnusedValue = "unused-value", Warning;
     /// The schedule is used by no expression.
     UnusedSchedule = "unused-schedule", Warning;
+    /// The expression of the decoder cannot be understood.
+    BadExpression = "bad-expression", Error;
     /// The expression does not give true or false where it must.
     ExpressionType = "expression-type", Error;
     /// The step of the ladder can never be reached.
@@ -115,6 +118,7 @@ pub fn lint(library: &Library, entry: &Arc<Entry>) -> Result<Vec<Finding>, Fault
     linter.names();
     linter.expressions();
     linter.config_paths();
+    linter.decoder();
     linter.matches();
     linter.facts();
     linter.findings.sort_by_key(|finding| finding.place.span.start);
@@ -229,7 +233,10 @@ impl Linter<'_> {
                     .is_ok_and(|expr| expr.uses(name))
             };
             let in_decoder = users.iter().any(|user| {
-                user.file.decoder.as_ref().is_some_and(|d| format!("{d:?}").contains(name.as_str()))
+                let texts = user.file.decoder.iter().flat_map(decoder::expressions);
+                let mut exprs =
+                    texts.filter_map(|(_, text)| crate::expr::Expr::compile(&text).ok());
+                exprs.any(|expr| expr.uses(name))
             });
             if !expressions.iter().any(used) && !in_decoder {
                 let message = format!("no expression uses the value `{name}`");
@@ -324,6 +331,32 @@ impl Linter<'_> {
         for (at, text) in expressions(&entry.file).collect::<Vec<_>>() {
             for path in mentioned_paths(&text) {
                 self.config_path(&at, &path, &known);
+            }
+        }
+    }
+
+    /// Expressions of the decoder: what cannot be understood, and what names no key that is known, for
+    /// which `??` would silently take its other side.
+    fn decoder(&mut self) {
+        let entry = self.entry.clone();
+        let Some(description) = &entry.file.decoder else { return };
+        let known = decoder::names(description);
+        for (at, text) in decoder::expressions(description) {
+            let expr = match crate::expr::Expr::compile(&text) {
+                Ok(expr) => expr,
+                Err(bad) => {
+                    self.find(Lint::BadExpression, &at, bad.message, "correct the expression");
+                    continue;
+                }
+            };
+            for path in decoder::unknown(&expr, &known) {
+                let last = path.rsplit('.').find(|part| !known.contains(*part)).unwrap_or(path);
+                let help = match crate::format::nearest(last, known.iter().map(String::as_str)) {
+                    Some(near) => format!("did you mean `{near}`?"),
+                    None => "if a model has it, add it to policies/known/config-keys.txt".into(),
+                };
+                let message = format!("no known config has `{path}`");
+                self.find(Lint::UnknownConfigPath, &at, message, help);
             }
         }
     }
@@ -544,89 +577,4 @@ impl Finding {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn findings(yaml: &str) -> Vec<(&'static str, usize, String)> {
-        let mut library = Library::built_in();
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("p.yaml");
-        std::fs::write(&path, yaml).unwrap();
-        library.add_file(&path).unwrap();
-        let entry = library.get("p").unwrap().clone();
-        let found = lint(&library, &entry).unwrap();
-        found.iter().map(|f| (f.lint.code(), f.position().0, f.message.clone())).collect()
-    }
-
-    fn codes(yaml: &str) -> Vec<(&'static str, usize)> {
-        findings(yaml).into_iter().map(|(code, line, _)| (code, line)).collect()
-    }
-
-    #[test]
-    fn shadowed_rules_are_found_and_conditions_are_not_taken_for_shadows() {
-        let yaml = "name: p\nextends: base\ntensors:\n\
-            - {id: a, match: '**.{q,k}_proj.weight', format: [requested], because: x}\n\
-            - {id: b, match: '**.k_proj.weight', format: [eight_bit], because: x}\n\
-            - {id: c, match: '**.v_proj.weight', when: requested.bits == 4, format: [eight_bit], because: x}\n\
-            - {id: d, match: '**.v_proj.weight', format: [requested], because: x}\n";
-        assert_eq!(codes(yaml), [("shadowed-rule", 5)]);
-    }
-
-    #[test]
-    fn guards_shadow_too() {
-        let yaml = "name: p\nextends: base\ntensors:\n\
-            - {id: a, match: '**.router.proj.weight', format: [requested], because: x}\n";
-        assert_eq!(codes(yaml), [("shadowed-rule", 4)]);
-    }
-
-    #[test]
-    fn unused_names_are_found() {
-        let yaml = "name: p\nextends: base\nsets:\n  s: ['**.x.**']\nlet:\n  v: [num_hidden_layers]\n\
-            schedules:\n  w: {head: 1/4}\n";
-        let expected = [("unused-set", 4), ("unused-value", 6), ("unused-schedule", 8)];
-        assert_eq!(codes(yaml), expected);
-    }
-
-    #[test]
-    fn ladders_that_never_fall_through_are_found() {
-        let yaml = "name: p\nextends: base\ntensors:\n\
-            - id: a\n  match: '**.x.weight'\n  because: x\n  format: [requested, requested]\n\
-            - id: b\n  match: '**.y.weight'\n  because: x\n  format: [source, int4]\n\
-            - id: c\n  match: '**.z.weight'\n  because: x\n  format: [eight_bit, requested]\n";
-        assert_eq!(codes(yaml), [("unreachable-rung", 7), ("unreachable-rung", 11)]);
-    }
-
-    #[test]
-    fn expressions_of_the_wrong_type_and_unknown_config_paths_are_found() {
-        let yaml = "name: p\nextends: base\ntensors:\n\
-            - {id: a, match: '**.x.weight', when: layer + 1, format: [requested], because: x}\n\
-            - {id: b, match: '**.y.weight', when: config.num_hiden_layers == 3, format: [requested], because: x}\n";
-        assert_eq!(codes(yaml), [("expression-type", 4), ("unknown-config-path", 5)]);
-    }
-
-    #[test]
-    fn impossible_globs_and_missing_reasons_are_found() {
-        let yaml = "name: p\nextends: base\ntensors:\n\
-            - {id: a, match: 'model..x.weight', format: [requested]}\n";
-        assert_eq!(codes(yaml), [("impossible-glob", 4), ("no-reason", 4)]);
-    }
-
-    #[test]
-    fn built_in_policies_are_clean() {
-        let library = Library::built_in();
-        let all: Vec<String> = library
-            .iter()
-            .flat_map(|entry| lint(&library, entry).unwrap())
-            .map(|f| {
-                format!(
-                    "{}:{}: {}: {}",
-                    f.place.text.name,
-                    f.position().0,
-                    f.lint.code(),
-                    f.message
-                )
-            })
-            .collect();
-        assert!(all.is_empty(), "{}", all.join("\n"));
-    }
-}
+mod tests;
