@@ -204,9 +204,9 @@ fn by_rows(out: &mut [f32], width: usize, work: &(dyn Fn(usize, &mut [f32]) + Sy
     });
 }
 
-/// e^x is zero where x is less: beside the 1 that it is added to it is nothing, and its products
-/// with the smallest of what it opens or weights would be subnormal.
-const LEAST: f32 = -55.0;
+/// An e^x that is less is zero: beside the 1 that it is added to it is nothing, and its products
+/// with the smallest of what it opens or weights would be subnormal. About e^-55.
+const LEAST: f32 = 1.299_5e-24;
 
 /// e^x for x ≤ 0, to about one unit in the last place: 2^n × e^r with |r| ≤ ln 2 / 2, e^r by its
 /// series (written so that compilers make vectors of it). Zero of what is less than [`LEAST`].
@@ -215,9 +215,8 @@ pub fn exp(x: f32) -> f32 {
     const ROUNDER: f32 = 12_582_912.0; // 1.5 × 2^23: adding it leaves the nearest whole number
     const SERIES: Eight =
         [1.0, 1.0, 0.5, 1.0 / 6.0, 1.0 / 24.0, 1.0 / 120.0, 1.0 / 720.0, 1.0 / 5040.0];
-    let nothing = x < LEAST;
-    // NaN stays what it is.
-    let x = if nothing { LEAST } else { x };
+    // So that the power of two below is one: NaN stays what it is.
+    let x = if x < -56.0 { -56.0 } else { x };
     let rounded = x * std::f32::consts::LOG2_E + ROUNDER;
     let n = rounded - ROUNDER;
     // ln 2 in two parts, the first of them exact in products with n.
@@ -227,7 +226,10 @@ pub fn exp(x: f32) -> f32 {
         sum = sum * r + factor;
     }
     let power = f32::from_bits((rounded.to_bits() << 23).wrapping_add(0x3f80_0000));
-    if nothing { 0.0 } else { sum * power }
+    // The result is asked and not x: were it x, compilers would see that the bound above changes
+    // nothing that is used, leave it out, and meet what is subnormal on the way.
+    let whole = sum * power;
+    if whole < LEAST { 0.0 } else { whole }
 }
 
 #[cfg(test)]
