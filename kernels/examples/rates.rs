@@ -142,7 +142,8 @@ fn attention(rows: usize, cached: bool) {
     let data = Huge::new(count * bytes, |_| 0);
     let query = vec![0.5f32; 9 * width];
     let q = Heads { data: &query, heads: 9, rows: 1, width, stride: width };
-    let sight = Sight { scale: 0.125, first: rows - 1, cap: None, window: None, sinks: None };
+    let sight =
+        Sight { scale: 0.125, first: rows - 1, causal: true, cap: None, window: None, sinks: None };
     let mut out = vec![0f32; 9 * width];
     let (mut best, mut next) = (f64::MAX, 0);
     let start = Instant::now();
@@ -153,7 +154,7 @@ fn attention(rows: usize, cached: bool) {
         let (keys, values) = floats.split_at(floats.len() / 2);
         let of = |data| Heads { data, heads: 3, rows, width, stride: rows * width };
         let begin = Instant::now();
-        attend(q, of(keys), of(values), &sight, &mut out, Gemm(none));
+        attend(q, &[of(keys)], &[of(values)], &sight, &mut out, Gemm(none));
         best = best.min(begin.elapsed().as_secs_f64());
         next = (next + 1) % count;
     }

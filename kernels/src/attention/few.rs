@@ -7,39 +7,37 @@ use super::super::elements::exp;
 use super::super::rows::{Isa, Portable, Rows};
 use super::super::team::{threads, with_scratch};
 use super::super::{AHEAD, Columns, Form, Matrix, in_parallel};
-use super::{Heads, Sight, exponentials, scaled};
+use super::{Blocks, Heads, Sight, Stretch, exponentials, scaled};
 
 /// Keys that are worth a piece of their own, at least.
 const LEAST: usize = 64;
 
 /// As [`super::attend`], which has checked what is given.
-pub fn attend(queries: &Heads, keys: &Heads, values: &Heads, sight: &Sight, out: &mut [f32]) {
-    let group = queries.heads / keys.heads;
+pub fn attend(queries: &Heads, blocks: &Blocks, sight: &Sight, out: &mut [f32]) {
+    let group = queries.heads / blocks.heads;
     let rows = group * queries.rows;
-    let (low, _) = sight.of(0, keys.rows);
-    let (_, high) = sight.of(queries.rows - 1, keys.rows);
-    let parts = if keys.heads >= 4 * threads() { 1 } else { threads() };
-    let parts = parts.min((high - low) / LEAST).max(1);
-    let bound = |part: usize| low + (high - low) * part / parts;
+    let (low, _) = sight.of(0, blocks.rows);
+    let (_, high) = sight.of(queries.rows - 1, blocks.rows);
+    let parts = parts(blocks, low, high);
+    let (width, out_width) = (queries.width, blocks.out_width);
     // Of each head of keys and part: the largest score and the sum of each row, and what is mixed.
-    let (width, out_width) = (keys.width, values.width);
     let size = rows * (2 + out_width);
-    let mut found = vec![0.0; keys.heads * parts * size];
+    let mut found = vec![0.0; blocks.heads * parts.len() * size];
     let all = Columns { start: found.as_mut_ptr(), stride: 0 };
-    let work = rows * (high - low) * width * keys.heads;
-    in_parallel(keys.heads * parts, work > 32 * 1024, &|index| {
-        let (head, from, to) = (index / parts, bound(index % parts), bound(index % parts + 1));
+    let work = rows * (high - low) * width * blocks.heads;
+    in_parallel(blocks.heads * parts.len(), work > 32 * 1024, &|index| {
+        let (head, part) = (index / parts.len(), parts[index % parts.len()]);
+        let (from, to) = (part.at, part.at + part.rows);
         // SAFETY: `found` has `size` elements for each index, which no other piece has.
         let found = unsafe { std::slice::from_raw_parts_mut(all.at(index * size), size) };
         let (ends, mixed) = found.split_at_mut(2 * rows);
-        let (k, v) = (keys.part(head, from, to), values.part(head, from, to));
-        with_scratch(rows * (width + to - from), |scratch| {
+        with_scratch(rows * (width + part.rows), |scratch| {
             let (q, scores) = scratch.split_at_mut(rows * width);
             scaled(queries, head * group, 0..queries.rows, sight.scale, q);
-            scores_of(q, k, width, scores);
-            let by_row = scores.chunks_exact_mut(to - from).zip(ends.chunks_exact_mut(2));
+            scores_of(q, part.keys(head), width, scores);
+            let by_row = scores.chunks_exact_mut(part.rows).zip(ends.chunks_exact_mut(2));
             for (row, (scores, ends)) in by_row.enumerate() {
-                let (start, end) = sight.of(row % queries.rows, keys.rows);
+                let (start, end) = sight.of(row % queries.rows, blocks.rows);
                 let (start, end) = (start.clamp(from, to) - from, end.clamp(from, to) - from);
                 scores[..start].fill(0.0);
                 scores[end..].fill(0.0);
@@ -47,9 +45,10 @@ pub fn attend(queries: &Heads, keys: &Heads, values: &Heads, sight: &Sight, out:
                 let (most, sum) = exponentials(&mut scores[start..end], None);
                 ends.copy_from_slice(&[most, sum]);
             }
-            mix(scores, v, rows, mixed);
+            mix(scores, part.values(head), rows, mixed);
         });
     });
+    let parts = parts.len();
     for (index, out) in out.chunks_exact_mut(out_width).enumerate() {
         let (query_head, row) = (index / queries.rows, index % queries.rows);
         let (head, row) = (query_head / group, query_head % group * queries.rows + row);
@@ -66,6 +65,24 @@ pub fn attend(queries: &Heads, keys: &Heads, values: &Heads, sight: &Sight, out:
             out.iter_mut().zip(mixed).for_each(|(out, mixed)| *out += share * mixed);
         }
     }
+}
+
+/// Rows `low..high`, in parts that lie in one block each: the blocks' own where they are enough for
+/// all threads.
+fn parts<'a>(blocks: &Blocks<'a>, low: usize, high: usize) -> Vec<Stretch<'a>> {
+    let whole: Vec<Stretch> = blocks.stretches(low, high).collect();
+    let wanted = if blocks.heads >= 4 * threads() { 1 } else { threads() };
+    let cut = |stretch: Stretch<'a>| {
+        let pieces = wanted.div_ceil(whole.len()).min(stretch.rows / LEAST).max(1);
+        let bound = move |piece: usize| stretch.rows * piece / pieces;
+        (0..pieces).map(move |piece| Stretch {
+            at: stretch.at + bound(piece),
+            from: stretch.from + bound(piece),
+            rows: bound(piece + 1) - bound(piece),
+            ..stretch
+        })
+    };
+    whole.iter().copied().flat_map(cut).collect()
 }
 
 /// Scores of rows of queries with all keys.

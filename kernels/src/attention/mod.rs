@@ -14,6 +14,7 @@ use super::team::with_scratch;
 use super::{Columns, Gemm, in_parallel};
 
 /// Rows of f32 by heads. Rows of a head follow each other without gaps; heads may be apart.
+/// Keys and values are given as such blocks, each the rows that follow the last one's.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads<'a> {
     /// From the first element to the last.
@@ -47,9 +48,11 @@ pub struct Sight<'a> {
     pub scale: f32,
     /// Bends scores to less than this: cap × tanh(score / cap) (Gemma 2).
     pub cap: Option<f32>,
-    /// Query i sees key j up to `first + i`.
+    /// Position of the first query among the keys.
     pub first: usize,
-    /// At most so many keys, the last ones.
+    /// Whether query i sees keys up to `first + i` only, and not those of all queries.
+    pub causal: bool,
+    /// At most so many keys up to its own, itself included (Beltagy et al. 2020).
     pub window: Option<usize>,
     /// A score for each head that takes part in the softmax and has no value.
     pub sinks: Option<&'a [f32]>,
@@ -58,7 +61,7 @@ pub struct Sight<'a> {
 impl Sight<'_> {
     /// The keys that query `i` sees.
     fn of(&self, i: usize, keys: usize) -> (usize, usize) {
-        let end = (self.first + i + 1).min(keys);
+        let end = if self.causal { (self.first + i + 1).min(keys) } else { keys };
         (self.window.map_or(0, |window| (self.first + i + 1).saturating_sub(window)).min(end), end)
     }
 }
@@ -69,47 +72,105 @@ const BLOCK: usize = 192;
 /// Rows of queries below which a BLAS has no advantage.
 const MANY: usize = 12;
 
-/// Attention: `out` `[heads of the queries, queries, width of the values]`.
+/// Attention: `out` `[heads of the queries, queries, width of the values]`. Keys and values lie in
+/// the same number of blocks, of as many rows each.
 ///
 /// # Panics
 /// When shapes do not fit each other.
 pub fn attend(
     queries: Heads,
-    keys: Heads,
-    values: Heads,
+    keys: &[Heads],
+    values: &[Heads],
     sight: &Sight,
     out: &mut [f32],
     gemm: Gemm,
 ) {
-    for heads in [&queries, &keys, &values] {
-        heads.check();
-    }
-    assert!(queries.heads.is_multiple_of(keys.heads) && keys.heads == values.heads, "heads");
-    assert!(queries.width == keys.width && keys.rows == values.rows, "keys");
-    assert!(sight.first + queries.rows <= keys.rows, "positions");
+    let blocks = Blocks::new(keys, values);
+    queries.check();
+    assert!(queries.heads.is_multiple_of(blocks.heads) && queries.width == blocks.width, "heads");
+    assert!(sight.first + queries.rows <= blocks.rows, "positions");
     assert!(sight.sinks.is_none_or(|sinks| sinks.len() == queries.heads), "sinks");
-    assert_eq!(out.len(), queries.heads * queries.rows * values.width, "out");
-    if queries.heads / keys.heads * queries.rows < MANY {
-        return few::attend(&queries, &keys, &values, sight, out);
+    assert_eq!(out.len(), queries.heads * queries.rows * blocks.out_width, "out");
+    let group = queries.heads / blocks.heads;
+    if group * queries.rows < MANY {
+        return few::attend(&queries, &blocks, sight, out);
     }
-    let block = (BLOCK / (queries.heads / keys.heads)).clamp(1, 64);
-    let blocks = queries.rows.div_ceil(block);
-    let out = Columns { start: out.as_mut_ptr(), stride: values.width };
-    let work = queries.heads * queries.rows * keys.rows * keys.width;
-    in_parallel(blocks * keys.heads, work > 64 * 1024, &|index| {
+    let block = (BLOCK / group).clamp(1, 64);
+    let parts = queries.rows.div_ceil(block);
+    let out = Columns { start: out.as_mut_ptr(), stride: blocks.out_width };
+    let work = queries.heads * queries.rows * blocks.rows * blocks.width;
+    in_parallel(parts * blocks.heads, work > 64 * 1024, &|index| {
         // The longest blocks first.
-        let (from, kv_head) = ((blocks - 1 - index / keys.heads) * block, index % keys.heads);
+        let (from, kv_head) = ((parts - 1 - index / blocks.heads) * block, index % blocks.heads);
         let to = (from + block).min(queries.rows);
-        let part = Part { queries, keys, values, sight, kv_head, from, to };
+        let part = Part { queries, blocks: &blocks, sight, kv_head, from, to };
         part.work(&out, gemm);
     });
+}
+
+/// Keys and values in blocks, one of each for the same rows.
+struct Blocks<'a> {
+    keys: &'a [Heads<'a>],
+    values: &'a [Heads<'a>],
+    heads: usize,
+    /// Of all blocks.
+    rows: usize,
+    width: usize,
+    out_width: usize,
+}
+
+/// Some rows of a block, which a query sees.
+#[derive(Clone, Copy)]
+struct Stretch<'a> {
+    keys: &'a Heads<'a>,
+    values: &'a Heads<'a>,
+    /// The first of them among all rows.
+    at: usize,
+    /// The first of them in the block.
+    from: usize,
+    rows: usize,
+}
+
+impl<'a> Blocks<'a> {
+    fn new(keys: &'a [Heads<'a>], values: &'a [Heads<'a>]) -> Blocks<'a> {
+        assert!(!keys.is_empty() && keys.len() == values.len(), "blocks");
+        let (heads, width, out_width) = (keys[0].heads, keys[0].width, values[0].width);
+        for (keys, values) in keys.iter().zip(values) {
+            keys.check();
+            values.check();
+            let shape = [keys.heads, keys.width, keys.rows, values.heads, values.width];
+            assert_eq!(shape, [heads, width, values.rows, heads, out_width], "a block");
+        }
+        let rows = keys.iter().map(|keys| keys.rows).sum();
+        Blocks { keys, values, heads, rows, width, out_width }
+    }
+
+    /// What rows `low..high` are in each block.
+    fn stretches(&self, low: usize, high: usize) -> impl Iterator<Item = Stretch<'a>> {
+        let mut start = 0;
+        self.keys.iter().zip(self.values).filter_map(move |(keys, values)| {
+            let (block, end) = (start, start + keys.rows);
+            start = end;
+            let (at, to) = (low.max(block), high.min(end));
+            (at < to).then(|| Stretch { keys, values, at, from: at - block, rows: to - at })
+        })
+    }
+}
+
+impl<'a> Stretch<'a> {
+    fn keys(&self, head: usize) -> &'a [f32] {
+        self.keys.part(head, self.from, self.from + self.rows)
+    }
+
+    fn values(&self, head: usize) -> &'a [f32] {
+        self.values.part(head, self.from, self.from + self.rows)
+    }
 }
 
 /// The queries of a block of positions that share a head of keys.
 struct Part<'a> {
     queries: Heads<'a>,
-    keys: Heads<'a>,
-    values: Heads<'a>,
+    blocks: &'a Blocks<'a>,
     sight: &'a Sight<'a>,
     kv_head: usize,
     from: usize,
@@ -118,27 +179,33 @@ struct Part<'a> {
 
 impl Part<'_> {
     fn work(&self, out: &Columns, gemm: Gemm) {
-        let Part { queries, keys, values, sight, kv_head, from, to } = *self;
-        let group = queries.heads / keys.heads;
+        let Part { queries, blocks, sight, kv_head, from, to } = *self;
+        let group = queries.heads / blocks.heads;
         let positions = to - from;
         let rows = group * positions;
-        let (low, _) = sight.of(from, keys.rows);
-        let (_, high) = sight.of(to - 1, keys.rows);
+        let (low, _) = sight.of(from, blocks.rows);
+        let (_, high) = sight.of(to - 1, blocks.rows);
         let seen = high - low;
-        let (width, out_width) = (keys.width, values.width);
-        let k = keys.part(kv_head, low, high);
-        let v = values.part(kv_head, low, high);
-        with_scratch(rows * (width + seen + out_width), |scratch| {
+        let (width, out_width) = (blocks.width, blocks.out_width);
+        let stretches: Vec<Stretch> = blocks.stretches(low, high).collect();
+        // Values in one piece, for the one product that mixes them.
+        let gathered = if stretches.len() > 1 { seen * out_width } else { 0 };
+        with_scratch(rows * (width + seen + out_width) + gathered, |scratch| {
             let (q, scratch) = scratch.split_at_mut(rows * width);
-            let (scores, mixed) = scratch.split_at_mut(rows * seen);
+            let (scores, scratch) = scratch.split_at_mut(rows * seen);
+            let (mixed, gathered) = scratch.split_at_mut(rows * out_width);
             scaled(&queries, kv_head * group, from..to, sight.scale, q);
-            // SAFETY: `q` is [rows, width], `k` [seen, width], `scores` [rows, seen].
-            unsafe {
-                let (q, k) = (q.as_ptr(), k.as_ptr());
-                gemm.0(rows, seen, width, q, k, true, scores.as_mut_ptr(), seen);
+            for stretch in &stretches {
+                let (q, k) = (q.as_ptr(), stretch.keys(kv_head).as_ptr());
+                // SAFETY: `q` is [rows, width], the keys [so many rows, width], and `scores`
+                // [rows, seen], of which this writes the columns of these keys.
+                unsafe {
+                    let to = scores.as_mut_ptr().add(stretch.at - low);
+                    gemm.0(rows, stretch.rows, width, q, k, true, to, seen);
+                }
             }
             for (row, scores) in scores.chunks_exact_mut(seen).enumerate() {
-                let (start, end) = sight.of(from + row % positions, keys.rows);
+                let (start, end) = sight.of(from + row % positions, blocks.rows);
                 let head = kv_head * group + row / positions;
                 let sink = sight.sinks.map(|sinks| sinks[head]);
                 scores[..start - low].fill(0.0);
@@ -149,6 +216,17 @@ impl Part<'_> {
                 let factor = 1.0 / (sum + sink.map_or(0.0, |sink| exp(sink - most)));
                 scores.iter_mut().for_each(|score| *score *= factor);
             }
+            let v = match &stretches[..] {
+                [one] => one.values(kv_head),
+                _ => {
+                    for stretch in &stretches {
+                        let at = (stretch.at - low) * out_width;
+                        let to = &mut gathered[at..at + stretch.rows * out_width];
+                        to.copy_from_slice(stretch.values(kv_head));
+                    }
+                    gathered
+                }
+            };
             // SAFETY: `scores` is [rows, seen], `v` [seen, out_width], `mixed` [rows, out_width].
             unsafe {
                 let (p, v) = (scores.as_ptr(), v.as_ptr());
@@ -249,6 +327,17 @@ mod tests {
         out
     }
 
+    /// The same rows in blocks of so many.
+    fn in_blocks<'a>(all: &Heads<'a>, block: usize) -> Vec<Heads<'a>> {
+        let starts = (0..all.rows).step_by(block);
+        let of = |from: usize| Heads {
+            data: &all.data[from * all.width..],
+            rows: block.min(all.rows - from),
+            ..*all
+        };
+        starts.map(of).collect()
+    }
+
     #[test]
     fn attention_is_what_it_is_defined_to_be() {
         let mut random = Random(5);
@@ -291,14 +380,19 @@ mod tests {
                 (Some(300), None, None),
                 (None, None, Some(1.0)),
             ] {
-                let sight = Sight { scale: 0.7, cap, first: past, window, sinks };
-                let mut out = vec![f32::NAN; heads * rows * out_width];
-                attend(q, k, v, &sight, &mut out, Gemm(plain));
-                for (i, (found, wanted)) in out.iter().zip(slowly(&q, &k, &v, &sight)).enumerate() {
-                    assert!(
-                        (found - wanted).abs() < 2e-5,
-                        "{heads}/{kv_heads}, {rows}+{past}, {window:?}: {i}: {found}, not {wanted}"
-                    );
+                for (causal, block) in [(true, keys), (true, 3), (true, 64), (false, 50)] {
+                    let sight = Sight { scale: 0.7, cap, first: past, causal, window, sinks };
+                    let (k_blocks, v_blocks) = (in_blocks(&k, block), in_blocks(&v, block));
+                    let mut out = vec![f32::NAN; heads * rows * out_width];
+                    attend(q, &k_blocks, &v_blocks, &sight, &mut out, Gemm(plain));
+                    let wanted = slowly(&q, &k, &v, &sight);
+                    for (i, (found, wanted)) in out.iter().zip(wanted).enumerate() {
+                        assert!(
+                            (found - wanted).abs() < 2e-5,
+                            "{heads}/{kv_heads}, {rows}+{past}, {window:?}, {causal}, blocks of \
+                             {block}: {i}: {found}, not {wanted}"
+                        );
+                    }
                 }
             }
         }

@@ -180,14 +180,14 @@ fn attention_meets_none() {
                 (None, Some(&sinks[..]), None),
                 (Some(100), Some(&sinks[..]), Some(100.0)),
             ] {
-                let sight = Sight { scale, cap, first: past, window, sinks };
+                let sight = Sight { scale, cap, first: past, causal: true, window, sinks };
                 let what = format!("attention of {rows} to {keys}, {scale}, {window:?}, {cap:?}");
                 check(&what, || {
                     let mut out = vec![f32::NAN; heads * rows * width];
                     attend(
                         of(&data[0], heads, rows),
-                        of(&data[1], kv_heads, keys),
-                        of(&data[2], kv_heads, keys),
+                        &[of(&data[1], kv_heads, keys)],
+                        &[of(&data[2], kv_heads, keys)],
                         &sight,
                         &mut out,
                         Gemm(plain),

@@ -336,16 +336,17 @@ impl Attention {
                 scale: self.scale,
                 cap: self.cap,
                 first: row.first,
+                causal: true,
                 window: self.window,
                 sinks: self.sinks.as_deref(),
             };
             let to = &mut mixed[from * heads * dim..(from + tokens) * heads * dim];
             if tokens == 1 {
-                attend(queries, keys, values, &sight, to, BLAS);
+                attend(queries, &[keys], &[values], &sight, to, BLAS);
                 continue;
             }
             let mut out = vec![0.0; made.len()];
-            attend(queries, keys, values, &sight, &mut out, BLAS);
+            attend(queries, &[keys], &[values], &sight, &mut out, BLAS);
             for (at, out) in out.chunks_exact(dim).enumerate() {
                 let place = (at % tokens * heads + at / tokens) * dim;
                 to[place..place + dim].copy_from_slice(out);

@@ -47,11 +47,11 @@ pub fn attention([queries, keys, values]: [&Array; 3], seeing: Seeing) -> Result
     let Seeing { scale, first, window } = seeing;
     let made = host_operation(&inputs, &shape, Dtype::Float32, move |views, out| {
         let [q, k, v] = [0, 1, 2].map(|i| lined_up(&views[i]));
-        let sight = Sight { scale, cap: None, first, window, sinks: None };
+        let sight = Sight { scale, cap: None, first, causal: true, window, sinks: None };
         attend(
             heads_of(&views[0], &q),
-            heads_of(&views[1], &k),
-            heads_of(&views[2], &v),
+            &[heads_of(&views[1], &k)],
+            &[heads_of(&views[2], &v)],
             &sight,
             cast_slice_mut(out),
             BLAS,
