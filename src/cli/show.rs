@@ -9,7 +9,7 @@ use super::args::{OutputArg, StoreArg};
 use super::ui;
 use crate::decoder;
 use crate::fault::{Code, Fault, Faults};
-use crate::modelfile::{Message, Modelfile, Parameters};
+use crate::modelfile::{Message, Modelfile, Parameters, Spanned};
 use crate::plan::{self, render};
 use crate::policy::Role;
 use crate::policy::runnable::usable;
@@ -231,7 +231,7 @@ impl Model {
             "draft_policy": self.policy(Role::Draft).and_then(|head| head.as_ref().ok()),
             "exact_context": self.exact_context,
             "files": self.files(),
-            "template": template,
+            "template": template.as_ref().map(Spanned::text),
             "system": system,
             "licenses": licenses,
             "defaults": parameters,
@@ -285,11 +285,11 @@ fn modelfile(
     }
     Ok(Modelfile {
         from: name.to_string().as_str().into(),
-        template: texts(media::TEMPLATE)?.pop(),
+        template: texts(media::TEMPLATE)?.pop().map(Spanned::from),
         system: texts(media::SYSTEM)?.pop(),
         licenses: texts(media::LICENSE)?,
-        parser: config.parser.clone(),
-        renderer: config.renderer.clone(),
+        parser: config.parser.clone().map(Spanned::from),
+        renderer: config.renderer.clone().map(Spanned::from),
         requires: config.requires.clone().filter(|least| least != plan::LEAST_RUNTIME),
         parameters,
         messages,

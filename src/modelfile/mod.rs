@@ -28,15 +28,15 @@ pub struct Modelfile {
     /// `DRAFT`: the folder of a draft.
     pub draft: Option<Spanned>,
     /// `TEMPLATE`, as given.
-    pub template: Option<String>,
+    pub template: Option<Spanned>,
     /// `SYSTEM`.
     pub system: Option<String>,
     /// Each `LICENSE`.
     pub licenses: Vec<String>,
     /// `PARSER`.
-    pub parser: Option<String>,
+    pub parser: Option<Spanned>,
     /// `RENDERER`.
-    pub renderer: Option<String>,
+    pub renderer: Option<Spanned>,
     /// `REQUIRES`: a semantic version, without a `v`.
     pub requires: Option<String>,
     /// Each `PARAMETER`, by name.
@@ -59,14 +59,21 @@ pub struct Spanned {
     pub span: Range<usize>,
 }
 
+impl Spanned {
+    /// The value alone.
+    pub fn text(&self) -> String {
+        self.value.clone()
+    }
+}
+
 impl PartialEq for Spanned {
     fn eq(&self, other: &Spanned) -> bool {
         self.value == other.value
     }
 }
 
-impl From<&str> for Spanned {
-    fn from(value: &str) -> Spanned {
+impl<T: Into<String>> From<T> for Spanned {
+    fn from(value: T) -> Spanned {
         Spanned { value: value.into(), span: 0..0 }
     }
 }
@@ -191,11 +198,11 @@ impl Reader<'_> {
                 self.once(name, raw, self.out.draft.is_some())?;
                 self.out.draft = Some(raw.spanned());
             }
-            Command::Template => self.out.template = Some(raw.value.clone()),
+            Command::Template => self.out.template = Some(raw.spanned()),
             Command::System => self.out.system = Some(raw.value.clone()),
             Command::License => self.out.licenses.push(raw.value.clone()),
-            Command::Parser => self.out.parser = Some(raw.value.clone()),
-            Command::Renderer => self.out.renderer = Some(raw.value.clone()),
+            Command::Parser => self.out.parser = Some(raw.spanned()),
+            Command::Renderer => self.out.renderer = Some(raw.spanned()),
             Command::Requires => self.out.requires = Some(self.version(raw)?),
             Command::Parameter => self.parameter(raw)?,
             Command::Message => {

@@ -45,11 +45,11 @@ fn every_command_is_read() {
     );
     assert_eq!(file.from.value, "./model");
     assert_eq!(file.draft, Some("./draft".into()));
-    assert_eq!(file.template.as_deref(), Some("{{ .System }}\n{{ .Prompt }}"));
+    assert_eq!(file.template, Some("{{ .System }}\n{{ .Prompt }}".into()));
     assert_eq!(file.system.as_deref(), Some("You are \"terse\"."));
     assert_eq!(file.licenses, ["MIT", "\nApache\n"]);
-    assert_eq!(file.parser.as_deref(), Some("qwen3"));
-    assert_eq!(file.renderer.as_deref(), Some("qwen3.5"));
+    assert_eq!(file.parser, Some("qwen3".into()));
+    assert_eq!(file.renderer, Some("qwen3.5".into()));
     assert_eq!(file.requires.as_deref(), Some("0.14.0"));
     let json = serde_json::to_string(&file.parameters).unwrap();
     assert_eq!(

@@ -2,23 +2,23 @@
 
 use std::fmt;
 
-use super::{Modelfile, Value};
+use super::{Modelfile, Spanned, Value};
 
 impl fmt::Display for Modelfile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "FROM {}", quoted(&self.from.value))?;
-        let draft = self.draft.as_ref().map(|draft| &draft.value);
+        let value = |spanned: &'_ Option<Spanned>| spanned.as_ref().map(Spanned::text);
         let singles = [
-            ("DRAFT", draft),
-            ("TEMPLATE", self.template.as_ref()),
-            ("SYSTEM", self.system.as_ref()),
-            ("PARSER", self.parser.as_ref()),
-            ("RENDERER", self.renderer.as_ref()),
-            ("REQUIRES", self.requires.as_ref()),
+            ("DRAFT", value(&self.draft)),
+            ("TEMPLATE", value(&self.template)),
+            ("SYSTEM", self.system.clone()),
+            ("PARSER", value(&self.parser)),
+            ("RENDERER", value(&self.renderer)),
+            ("REQUIRES", self.requires.clone()),
         ];
         for (command, value) in singles {
             if let Some(value) = value {
-                writeln!(f, "{command} {}", quoted(value))?;
+                writeln!(f, "{command} {}", quoted(&value))?;
             }
         }
         for (name, value) in &self.parameters {

@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::library::built_in_parsers;
-use crate::fault::{Code, Fault, Faults};
+use crate::fault::{Code, Fault};
 
 /// The parser of models whose policy names none.
 pub const DEFAULT: &str = "plain";
@@ -201,40 +201,41 @@ pub fn ollama() -> &'static Ollama {
     &KNOWN
 }
 
-/// Refuses the parser or renderer of a Modelfile that neither lathe nor Ollama has.
+/// Refuses the parser of a Modelfile that neither lathe nor Ollama has.
 ///
 /// # Errors
-/// One fault for each of the two, with the nearest name.
-pub fn check_names(
-    parser: Option<&str>,
-    renderer: Option<&str>,
-    policy_dirs: &[&Path],
-) -> Result<(), Faults> {
-    let mut faults = Faults::default();
-    let mut check = |command: &str, given: Option<&str>, known: Vec<String>| {
-        let Some(given) =
-            given.filter(|given| !known.iter().any(|k| k.eq_ignore_ascii_case(given)))
-        else {
-            return;
-        };
-        let near = crate::format::nearest(given, known.iter().map(String::as_str));
-        let help = near.map_or_else(
-            || format!("there are {}", known.join(", ")),
-            |near| format!("did you mean {near}?"),
-        );
-        let what = format!("{command} {given}: neither lathe nor Ollama has one of that name");
-        faults.push(Fault::new(Code::Modelfile, what).help(help));
-    };
-    if parser.is_some_and(|parser| Answers::named(parser, policy_dirs).is_err()) {
-        let own = Answers::built_in()?;
-        let own = own.iter().flat_map(Answers::names).map(str::to_owned);
-        let mut known: Vec<String> = own.chain(ollama().parsers.iter().cloned()).collect();
-        known.sort();
-        known.dedup();
-        check("PARSER", parser, known);
+/// That, with the nearest name.
+pub fn check_parser(name: &str, policy_dirs: &[&Path]) -> Result<(), Fault> {
+    if Answers::named(name, policy_dirs).is_ok() {
+        return Ok(());
     }
-    check("RENDERER", renderer, ollama().renderers.clone());
-    faults.or(())
+    let own = Answers::built_in()?;
+    let own = own.iter().flat_map(Answers::names).map(str::to_owned);
+    let mut known: Vec<String> = own.chain(ollama().parsers.iter().cloned()).collect();
+    known.sort();
+    known.dedup();
+    check_name("PARSER", name, &known)
+}
+
+/// The same of a renderer.
+///
+/// # Errors
+/// As [`check_parser`].
+pub fn check_renderer(name: &str) -> Result<(), Fault> {
+    check_name("RENDERER", name, &ollama().renderers)
+}
+
+fn check_name(command: &str, given: &str, known: &[String]) -> Result<(), Fault> {
+    if known.iter().any(|known| known.eq_ignore_ascii_case(given)) {
+        return Ok(());
+    }
+    let near = crate::format::nearest(given, known.iter().map(String::as_str));
+    let help = near.map_or_else(
+        || format!("there are {}", known.join(", ")),
+        |near| format!("did you mean {near}?"),
+    );
+    let what = format!("{command} {given}: neither lathe nor Ollama has one of that name");
+    Err(Fault::new(Code::Modelfile, what).help(help))
 }
 
 /// What an expression sees as `parser`: its name, whether it finds tool calls, and whether all of

@@ -230,12 +230,18 @@ fn what_a_conversation_cannot_use_is_refused_at_create() {
     scripted(&sandbox, "s", &["x", "a"]);
     create(&sandbox, "s");
     for (line, said) in [
-        ("TEMPLATE {% if %}", &["TEMPLATE", "cannot be understood"][..]),
+        ("TEMPLATE {% if %}", &["TEMPLATE", "cannot be understood", "Modelfile:2:"][..]),
+        (
+            "\nTEMPLATE \"\"\"{{ messages }}\n{% if 1 % 2 %}\n  a {{ one two }}{% endif %}\"\"\"",
+            &["cannot be understood", "Modelfile:5:12"],
+        ),
+        ("TEMPLATE \"{{ one two }}\"", &["Modelfile:2:18"]),
+        ("TEMPLATE \"\"\"\n{% if 1 %}\n\n\"\"\"", &["Modelfile:"]),
         ("PARAMETER top_p 7", &["top_p", "from 0 to 1", "Modelfile:2:17"]),
         ("PARAMETER num_ctx 0", &["num_ctx", "1 or more"]),
         ("PARAMETER top_k 1.5", &["top_k", "whole number"]),
-        ("PARSER qwen33", &["PARSER qwen33", "did you mean qwen3"]),
-        ("RENDERER qwen3-codr", &["RENDERER qwen3-codr", "did you mean qwen3-coder"]),
+        ("PARSER qwen33", &["PARSER qwen33", "did you mean qwen3", "Modelfile:2:8"]),
+        ("RENDERER qwen3-codr", &["RENDERER qwen3-codr", "did you mean qwen3-coder", ":2:10"]),
     ] {
         sandbox.file("Modelfile", format!("FROM s\n{line}\n"));
         let refused = sandbox.lathe(&["create", "bad", "-f", "Modelfile"]);

@@ -3,138 +3,24 @@
 //! [`Recipe`] says what to make; [`prepare`] reads, classifies and plans, and touches nothing;
 //! [`Prepared::write`] executes the plan and puts the model into the store.
 
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock};
+mod check;
+mod overlay;
+mod recipe;
 
-use crate::chat;
-use crate::checkpoint::ChatTemplate;
-use crate::fault::{Code, Fault, Faults, Text, Warning};
-use crate::modelfile::{Modelfile, Parameters, Spanned};
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use crate::fault::{Code, Fault, Faults, Warning};
+use crate::modelfile::{Modelfile, Spanned};
 use crate::plan::{self, Plan, Request};
 use crate::policy::{Library, Policy, Role, parsers, stored};
-use crate::read::{self, Inventory};
+use crate::read::Inventory;
 use crate::store::{Config, Layer, Manifest, Name, Origin, Store, Writer, media, policy_name};
-use crate::{format, prepare, write};
-
-/// What to make a model from.
-#[derive(Clone, Debug)]
-pub struct Recipe {
-    /// Where the weights come from.
-    pub from: From,
-    /// The folder of a draft.
-    pub draft: Option<PathBuf>,
-    /// What the Modelfile says besides.
-    pub modelfile: Modelfile,
-}
-
-/// Where a model's weights come from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum From {
-    /// A Hugging Face folder (or, for a dry run, a file that describes one).
-    Folder(PathBuf),
-    /// A model in the store, whose blobs are used as they are.
-    Model(Name),
-}
-
-impl std::fmt::Display for From {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            From::Folder(dir) => dir.display().fmt(f),
-            From::Model(name) => name.fmt(f),
-        }
-    }
-}
-
-impl Recipe {
-    /// The recipe of a Modelfile. Relative paths are relative to `dir`, the Modelfile's folder.
-    pub fn from_modelfile(text: &Arc<Text>, dir: &Path, store: &Store) -> Result<Recipe, Faults> {
-        let modelfile = Modelfile::parse(text)?;
-        let mut faults = Faults::default();
-        let from = resolve(&modelfile.from, dir, store)
-            .map_err(|fault| fault.at(text, modelfile.from.span.clone()).into());
-        let from = faults.absorb(from);
-        let draft = modelfile.draft.as_ref().map(|draft| expand(&draft.value, dir));
-        if let (Some(spanned), Some(path)) = (&modelfile.draft, &draft) {
-            let fault = match &from {
-                Some(From::Folder(from)) if same_place(from, path) => Some(same_draft()),
-                _ if !path.exists() => Some(
-                    Fault::new(Code::NoSuchFolder, format!("no folder {}", path.display()))
-                        .help("DRAFT takes the folder of a draft model"),
-                ),
-                _ => None,
-            };
-            if let Some(fault) = fault {
-                faults.push(fault.at(text, spanned.span.clone()));
-            }
-        }
-        match from {
-            Some(from) => faults.or(Recipe { from, draft, modelfile }),
-            None => Err(faults),
-        }
-    }
-
-    /// The recipe of a folder, or of a model in the store, without a Modelfile.
-    pub fn from_source(given: &str, draft: Option<&Path>, store: &Store) -> Result<Recipe, Fault> {
-        let from = resolve(&given.into(), Path::new(""), store)?;
-        if let (From::Folder(from), Some(draft)) = (&from, draft)
-            && same_place(from, draft)
-        {
-            return Err(same_draft());
-        }
-        Ok(Recipe { from, draft: draft.map(Path::to_path_buf), modelfile: Modelfile::default() })
-    }
-}
-
-/// A path that exists is a folder; else it is a model in the store.
-fn resolve(given: &Spanned, dir: &Path, store: &Store) -> Result<From, Fault> {
-    let path = expand(&given.value, dir);
-    if path.exists() {
-        return Ok(From::Folder(path));
-    }
-    let looks_like_path = given.value.starts_with(['.', '/', '~', '\\']);
-    let no_folder = format!("no folder {}", path.display());
-    if looks_like_path {
-        return Err(Fault::new(Code::NoSuchFolder, no_folder)
-            .help("give the folder of a model: one with config.json and *.safetensors"));
-    }
-    let Ok(name) = Name::parse(&given.value) else {
-        return Err(Fault::new(Code::NoSuchFolder, no_folder)
-            .help("give the folder of a model, or the name of one in `lathe list`"));
-    };
-    match store.manifest(&name) {
-        Ok(_) => Ok(From::Model(name)),
-        Err(fault) if fault.code == Code::NoSuchModel => {
-            let what = format!("{no_folder}, and no model {name} in the store");
-            let help = fault.help.unwrap_or_default();
-            Err(Fault::new(Code::NoSuchFolder, what)
-                .help(format!("give the folder of a model, or a model in the store: {help}")))
-        }
-        Err(fault) => Err(fault),
-    }
-}
-
-/// The path that is meant, with `~` as the home folder.
-fn expand(given: &str, dir: &Path) -> PathBuf {
-    match given.strip_prefix('~') {
-        Some(rest) if rest.is_empty() || rest.starts_with('/') => match etcetera::home_dir() {
-            Ok(home) => home.join(rest.trim_start_matches('/')),
-            Err(_) => dir.join(given),
-        },
-        _ => dir.join(given),
-    }
-}
-
-fn same_place(a: &Path, b: &Path) -> bool {
-    match (a.canonicalize(), b.canonicalize()) {
-        (Ok(a), Ok(b)) => a == b,
-        _ => a == b,
-    }
-}
-
-fn same_draft() -> Fault {
-    Fault::new(Code::Usage, "the draft is the same folder as the model")
-        .help("a draft is a smaller model; one inside the checkpoint (MTP) needs no DRAFT")
-}
+use crate::{prepare, write};
+use check::{check_request, check_words};
+use overlay::overlay;
+pub(crate) use overlay::replace;
+pub use recipe::{From, Recipe};
 
 /// What is asked for beside the recipe.
 #[derive(Clone, Debug, Default)]
@@ -242,8 +128,9 @@ pub fn prepare(recipe: Recipe, settings: &Settings, store: &Store) -> Result<Pre
             let mut policies = Vec::new();
             if modelfile.parser.is_some() || manifest.policy(Role::Target).is_none() {
                 let policy = store.policy(&name.to_string(), &manifest, Role::Target, None)?;
-                let parser = modelfile.parser.as_ref().or(config.parser.as_ref());
-                policies.push(policy_text(&policy, parser.map(String::as_str), &library)?);
+                let parser = modelfile.parser.as_ref().map(|parser| parser.value.as_str());
+                let parser = parser.or(config.parser.as_deref());
+                policies.push(policy_text(&policy, parser, &library)?);
             }
             policies.extend(draft_policy(draft.as_ref(), &library)?);
             let draft = draft.map(|draft| draft.inventory);
@@ -282,63 +169,10 @@ fn draft_policy(
     Ok(text.map(|(_, text)| (Role::Draft, text)))
 }
 
-/// What can be said about a request before anything is read.
-fn check_request(recipe: &Recipe, request: &Request) -> Result<(), Faults> {
-    let mut faults = Faults::default();
-    for given in [&request.format, &request.draft_format].into_iter().flatten() {
-        if !given.eq_ignore_ascii_case(format::SOURCE)
-            && let Err(fault) = format::Formats::built_in().resolve(given)
-        {
-            faults.push(fault);
-        }
-    }
-    if request.draft_format.is_some() && recipe.draft.is_none() {
-        faults.push(
-            Fault::new(Code::Usage, "a format for the draft was given, but there is no draft")
-                .help("name one with DRAFT in the Modelfile or --draft, or leave --quantize-draft away"),
-        );
-    }
-    if request.format.is_some()
-        && let From::Model(name) = &recipe.from
-    {
-        faults.push(
-            Fault::new(Code::Usage, format!("{name} is in the store already, with its formats"))
-                .help("to quantize otherwise, give the folder that it was made from"),
-        );
-    }
-    faults.or(())
-}
-
-/// What can be said about a conversation with the model before anything is planned: that its chat
-/// templates are Jinja, and that the Modelfile names parsers and renderers that there are.
-fn check_words(recipe: &Recipe, library: &Library) -> Result<(), Faults> {
-    let Modelfile { parser, renderer, template, .. } = &recipe.modelfile;
-    let mut faults = Faults::default();
-    faults.absorb(parsers::check_names(parser.as_deref(), renderer.as_deref(), &library.dirs()));
-    let mut templates = Vec::new();
-    match (template, &recipe.from) {
-        (Some(text), _) if chat::is_go(text) => {}
-        (Some(text), _) => {
-            templates.push(ChatTemplate { name: "TEMPLATE".into(), text: text.clone() });
-        }
-        (None, From::Folder(dir)) if dir.is_dir() => {
-            // What cannot be read is told when the folder is.
-            templates = read::chat_templates(dir).unwrap_or_default();
-        }
-        (None, _) => {}
-    }
-    for ChatTemplate { name, text } in templates {
-        if let Err(fault) = chat::Template::compile(&name, &text) {
-            faults.push(fault.help("mend it, or give the model another TEMPLATE in a Modelfile"));
-        }
-    }
-    faults.or(())
-}
-
 fn overrides(modelfile: &Modelfile) -> plan::Overrides {
     plan::Overrides {
-        parser: modelfile.parser.clone(),
-        renderer: modelfile.renderer.clone(),
+        parser: modelfile.parser.as_ref().map(Spanned::text),
+        renderer: modelfile.renderer.as_ref().map(Spanned::text),
         requires: modelfile.requires.clone(),
         template: modelfile.template.is_some(),
     }
@@ -523,8 +357,8 @@ impl Prepared {
             (Base::Stored { config, .. }, plan) => {
                 let mut config = config.clone();
                 let Modelfile { parser, renderer, requires, .. } = &self.modelfile;
-                config.parser = parser.clone().or(config.parser);
-                config.renderer = renderer.clone().or(config.renderer);
+                config.parser = parser.as_ref().map(Spanned::text).or(config.parser);
+                config.renderer = renderer.as_ref().map(Spanned::text).or(config.renderer);
                 let least = || plan::LEAST_RUNTIME.to_string();
                 let requires = requires.clone().or(config.requires);
                 config.requires = Some(requires.unwrap_or_else(least));
@@ -565,47 +399,6 @@ fn is_of_draft(layer: &Layer) -> bool {
         media::JSON | media::FILE | media::POLICY => name.starts_with("draft/"),
         _ => false,
     }
-}
-
-/// Lays what a Modelfile says over what is there: one template, one system text, one list of
-/// messages; parameters are merged; licences are added.
-fn overlay(layers: &mut Vec<Layer>, modelfile: &Modelfile, writer: &Writer) -> Result<(), Fault> {
-    let texts = [(media::TEMPLATE, &modelfile.template), (media::SYSTEM, &modelfile.system)];
-    for (media_type, text) in texts {
-        if let Some(text) = text {
-            replace(layers, writer.add(text.as_bytes())?.layer(media_type, None));
-        }
-    }
-    for license in &modelfile.licenses {
-        let layer = writer.add(license.as_bytes())?.layer(media::LICENSE, None);
-        if !layers.contains(&layer) {
-            layers.push(layer);
-        }
-    }
-    if !modelfile.parameters.is_empty() {
-        let mut parameters = Parameters::new();
-        for layer in layers.iter().filter(|layer| layer.media_type == media::PARAMS) {
-            let bytes = writer.store().read_blob(layer)?;
-            let inherited: Parameters = serde_json::from_slice(&bytes).map_err(|error| {
-                Fault::new(Code::CorruptBlob, format!("parameters of the base model: {error}"))
-            })?;
-            parameters.extend(inherited);
-        }
-        parameters.extend(modelfile.parameters.clone());
-        replace(layers, writer.add(&json(&parameters)?)?.layer(media::PARAMS, None));
-    }
-    if !modelfile.messages.is_empty() {
-        replace(layers, writer.add(&json(&modelfile.messages)?)?.layer(media::MESSAGES, None));
-    }
-    Ok(())
-}
-
-/// Puts a layer in the place of all others of its type and name, or at the end.
-pub(crate) fn replace(layers: &mut Vec<Layer>, layer: Layer) {
-    let same = |other: &Layer| (&other.media_type, &other.name) == (&layer.media_type, &layer.name);
-    let at = layers.iter().position(same).unwrap_or(layers.len());
-    layers.retain(|other| !same(other));
-    layers.insert(at, layer);
 }
 
 fn json(value: &impl serde::Serialize) -> Result<Vec<u8>, Fault> {
