@@ -112,6 +112,8 @@ codes! {
     StrayCompanion = "stray-companion",
     /// The config makes the embedding the head, and the model has another head.
     TiedHead = "tied-head",
+    /// Biases of zeros that the model has no place for are left out.
+    ZeroBias = "zero-bias",
     /// Scales or biases of a quantized weight are NaN or infinite.
     NotFinite = "not-finite",
     /// The tensor is re-quantized with loss.
@@ -149,6 +151,8 @@ codes! {
     NoSpace = "no-space",
     /// A decoder description does not fit the model that it is to run.
     Decoder = "decoder",
+    /// What config.json says of the network has more than one meaning.
+    Ambiguous = "ambiguous",
     /// The policy of the architecture says nothing of its decoder: the model only imports.
     NoDecoder = "no-decoder",
     /// A vocabulary cannot be understood, or a text cannot be tokenized.

@@ -160,7 +160,7 @@ fn compare_runs(case: &Case, expected: bool, prepared: &prepare::Prepared, repor
             let held = plan.tensors().filter(|tensor| !tensor.is_companion());
             let held = held.map(|tensor| (tensor.name.clone(), tensor.held()));
             let config = &prepared.inventory.config;
-            prepared.policy.in_the_way(config, held, ["tokenizer.json"])
+            prepared.policy.in_the_way(config, held, ["tokenizer.json"], None)
         }
     };
     if in_the_way.is_empty() != expected {

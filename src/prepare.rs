@@ -1,5 +1,7 @@
 //! Preparing a model for planning: a path in, its inventory, weights and policy out.
 
+mod zeros;
+
 use std::path::Path;
 
 use crate::checkpoint::architecture;
@@ -114,6 +116,7 @@ pub fn with_policy(
         (Some(mut classified), Some(policy)) => {
             if let (Role::Target, Some(decoder)) = (role, &policy.decoder) {
                 classified.warnings.extend(other_head(&inventory, decoder)?);
+                zeros::leave_out(&inventory, &mut classified, &policy)?;
             }
             Ok(Prepared { inventory, classified, policy })
         }

@@ -135,6 +135,8 @@ pub struct Unclear {
     pub what: String,
     /// What to do.
     pub help: String,
+    /// Whether readers take it in different ways, rather than that it lacks or misstates something.
+    pub ambiguous: bool,
 }
 
 /// What a config says of a rotation.
@@ -275,7 +277,12 @@ impl Given {
     }
 
     fn unclear(&self, what: impl std::fmt::Display, help: impl Into<String>) -> Unclear {
-        Unclear { what: format!("{} of the config {what}", self.path), help: help.into() }
+        let what = format!("{} of the config {what}", self.path);
+        Unclear { what, help: help.into(), ambiguous: false }
+    }
+
+    fn ambiguous(&self, what: impl std::fmt::Display, help: impl Into<String>) -> Unclear {
+        Unclear { ambiguous: true, ..self.unclear(what, help) }
     }
 
     fn value(&self, key: &str) -> Option<&Json> {
@@ -324,7 +331,7 @@ impl Given {
             }
         };
         if let Some((inner, _)) = entries.iter().find(|(_, value)| value.is_object()) {
-            return Err(self.unclear(
+            return Err(self.ambiguous(
                 format!(
                     "holds an object for a kind of layer (`{inner}`), and this decoder reads one \
                      for all layers: `{inner}` could be meant for all, or for none (transformers \
@@ -336,7 +343,7 @@ impl Given {
         }
         if let (Some(Json::Null), old) = (entries.get("rope_type"), self.value("type")) {
             let other = old.map_or("absent (the plain rotation)".into(), |old| format!("{old}"));
-            return Err(self.unclear(
+            return Err(self.ambiguous(
                 format!(
                     "gives `rope_type: null`: it could be taken as {other}, and as null, on which \
                      transformers fails"
@@ -350,7 +357,7 @@ impl Given {
             && Kind::named(new.as_str().unwrap_or("")).map(|kind| kind.names)
                 != Kind::named(old.as_str().unwrap_or("")).map(|kind| kind.names)
         {
-            return Err(self.unclear(
+            return Err(self.ambiguous(
                 format!(
                     "says `rope_type: {new}` and `type: {old}`: transformers takes the first, and \
                      others the second"
@@ -364,7 +371,7 @@ impl Given {
             .flat_map(|kind| kind.keys)
             .find(|key| untyped && !WITHOUT_TYPE.contains(key) && self.value(key).is_some());
         if let Some(key) = scales {
-            return Err(self.unclear(
+            return Err(self.ambiguous(
                 format!(
                     "gives `{key}` and no `rope_type`: a kind that it belongs to could be meant, \
                      or the plain rotation, which transformers takes"
@@ -377,7 +384,7 @@ impl Given {
         }
         for key in ["rope_theta", "partial_rotary_factor"] {
             if entries.get(key).is_some_and(Json::is_null) {
-                return Err(self.unclear(
+                return Err(self.ambiguous(
                     format!(
                         "gives `{key}: null`: the value beside the object could be meant, or none, \
                          on which transformers fails"
@@ -402,6 +409,7 @@ impl Given {
             None => Err(Unclear {
                 what: "the config gives no base for rotary positions (`rope_theta`)".into(),
                 help: "add it to config.json, or a default to `rope.theta` of the policy".into(),
+                ambiguous: false,
             }),
         }
     }

@@ -27,7 +27,8 @@ impl Faults {
             let help = fault.help.as_deref().map(|help| without(tensor, help));
             let place = fault.place.as_ref();
             let place = place.map(|place| (place.text.name.clone(), place.span.start));
-            let of = (fault.code == Code::Decoder).then(|| numberless(tensor));
+            let of =
+                matches!(fault.code, Code::Decoder | Code::Ambiguous).then(|| numberless(tensor));
             let message = without(tensor, &fault.message);
             match places.entry((fault.code, message, help, place, of)) {
                 Entry::Occupied(place) => {

@@ -15,6 +15,7 @@ use super::{
 use crate::checkpoint::architecture;
 use crate::classify::{Classified, Input, Part, Weight, WeightKind};
 use crate::companion::{BIAS, SCALE};
+use crate::decoder::parts::Content;
 use crate::fault::{Code, Fault, Faults, Warning};
 use crate::format::{Format, Formats, SOURCE};
 use crate::policy::compile::{CompiledRule, Section};
@@ -137,7 +138,9 @@ pub fn plan(target: Stock, draft: Option<Stock>, options: &Options) -> Result<Pl
     plan.runs = in_the_way.is_empty();
     for fault in in_the_way {
         let warning = not_run(&fault);
-        match options.strict {
+        // What has no single meaning is wrong for whoever runs the model.
+        match options.strict || fault.code == Code::Ambiguous {
+            true if fault.code == Code::Ambiguous => faults.push(fault),
             true => faults.push(Fault { message: warning.message, others: Vec::new(), ..fault }),
             false => plan.warnings.push(warning),
         }
@@ -165,7 +168,22 @@ fn in_the_way(plan: &Plan, target: &Stock) -> Vec<Fault> {
     });
     let held = own.map(|tensor| (tensor.name.clone(), tensor.held()));
     let files = target.inventory.files.iter().map(|file| file.name.as_str());
-    target.policy.in_the_way(&target.inventory.config, held, files)
+    // Biases of zeros are left out before, so those that are there are none.
+    let content = target.inventory.has_weights().then_some(&WithoutZeros as &dyn Content);
+    target.policy.in_the_way(&target.inventory.config, held, files, content)
+}
+
+/// What is known of the tensors of a folder once biases of zeros have been left out.
+struct WithoutZeros;
+
+impl Content for WithoutZeros {
+    fn is_zero(&self, _: &str) -> bool {
+        false
+    }
+
+    fn same(&self, _: &str, _: &str) -> bool {
+        true
+    }
 }
 
 /// The warning that a model does not run.

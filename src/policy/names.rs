@@ -68,6 +68,13 @@ impl Policy {
         known
     }
 
+    /// The name that a stored tensor has in [`Policy::table`].
+    pub fn entry_of(&self, name: &str) -> String {
+        let known = self.known_as(name);
+        let expert = self.expert(&known).filter(|expert| expert.number().is_some());
+        expert.map(|expert| expert.stacked()).unwrap_or_else(|| known.to_string())
+    }
+
     /// The expert that a tensor belongs to, when it is one of a single expert.
     pub fn expert<'n>(&'n self, name: &'n str) -> Option<Expert<'n>> {
         self.stack.iter().find_map(|rule| {

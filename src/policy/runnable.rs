@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::compile::Policy;
 use crate::checkpoint::{architecture, vocabulary};
-use crate::decoder::parts::{self, Held, Table};
+use crate::decoder::parts::{self, Content, Held, Table};
 use crate::fault::{Code, Fault};
 
 /// The capabilities that lathe has itself; others are for programs that see and hear.
@@ -20,12 +20,13 @@ pub fn usable(capabilities: &[String], runs: bool) -> Vec<&str> {
 
 impl Policy {
     /// What keeps lathe from running a model of these stored tensors and files; nothing when it
-    /// runs. Where it takes weights to tell, they are taken to be right.
+    /// runs. Where it takes weights to tell and there is no `content`, they are taken to be right.
     pub fn in_the_way<'a>(
         &self,
         config: &Value,
         tensors: impl IntoIterator<Item = (String, Held)>,
         files: impl IntoIterator<Item = &'a str> + Clone,
+        content: Option<&dyn Content>,
     ) -> Vec<Fault> {
         let mut faults = Vec::new();
         match self.described() {
@@ -36,7 +37,11 @@ impl Policy {
                 faults.push(Fault::new(Code::NoDecoder, message).help(help));
             }
             Some(described) => {
-                let table = Table::of_headers(self.table(tensors));
+                let tensors = self.table(tensors);
+                let table = match content {
+                    Some(content) => Table::with_content(tensors, content),
+                    None => Table::of_headers(tensors),
+                };
                 if let Err(found) = parts::resolve(described, config, &table) {
                     faults.extend(found.0);
                 }

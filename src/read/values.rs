@@ -1,6 +1,6 @@
 //! A few numbers out of the weights, where a header cannot tell: a scale that may be zero, an
-//! order that may be permuted, a head that may be the embedding. Planning reads nothing else of
-//! them.
+//! order that may be permuted, a head that may be the embedding, a bias that may be all zeros.
+//! Planning reads nothing else of them.
 
 use std::fs::File;
 use std::ops::Range;
@@ -69,6 +69,33 @@ impl<'a> Values<'a> {
         while start < one.bytes() {
             let run = start..one.bytes().min(start + LONGEST);
             if self.run(one, run.clone())? != self.run(other, run.clone())? {
+                return Ok(Some(false));
+            }
+            start = run.end;
+        }
+        Ok(Some(true))
+    }
+
+    /// Whether all of a tensor's numbers are zero, of either sign, however many; `None` for an
+    /// inventory without weights.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn all_zero(&self, tensor: &TensorInfo) -> Result<Option<bool>, Fault> {
+        if !self.inventory.has_weights() {
+            return Ok(None);
+        }
+        let width = tensor.dtype.bytes().max(1) as usize;
+        // The sign is the highest bit of the last byte.
+        let sign = if tensor.dtype.is_float() { 0x7f } else { 0xff };
+        let is_zero = |number: &[u8]| match number.split_last() {
+            Some((last, rest)) => last & sign == 0 && rest.iter().all(|&byte| byte == 0),
+            None => true,
+        };
+        let mut start = 0;
+        while start < tensor.bytes() {
+            let run = start..tensor.bytes().min(start + LONGEST);
+            if !self.run(tensor, run.clone())?.chunks_exact(width).all(is_zero) {
                 return Ok(Some(false));
             }
             start = run.end;

@@ -75,6 +75,6 @@ impl Store {
         });
         let layers = manifest.layers.iter();
         let files = layers.filter_map(|layer| layer.name.as_deref());
-        Ok(policy.in_the_way(&config, held, files))
+        Ok(policy.in_the_way(&config, held, files, None))
     }
 }

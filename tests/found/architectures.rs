@@ -330,17 +330,56 @@ fn a_bias_of_zeros_is_nothing_and_another_is_told() {
         let tensor = (Dtype::F16, vec![32], bytes.repeat(32));
         tiny.tensors.insert(format!("model.layers.0.self_attn.{name}.bias"), tensor);
     };
-    answers("llama", |tiny| {
-        zeros(tiny, "o_proj", [0, 0]);
-        zeros(tiny, "q_proj", [0, 0x80]);
-    });
+    let (sandbox, mut tiny) = (Sandbox::new(), Tiny::new("llama"));
+    zeros(&mut tiny, "o_proj", [0, 0]);
+    zeros(&mut tiny, "q_proj", [0, 0x80]);
+    let said = tiny.answers(&sandbox, "llama");
+    assert!(said.contains("2 biases that the model has no place for"), "{said}");
+    // They are neither stored nor exported.
+    sandbox.lathe(&["export", "m", "out", "--as", "mlx-lm"]).ok();
+    assert!(!sandbox.lathe(&["show", "m", "--tensors"]).ok().contains("_proj.bias"));
+    assert!(read(&sandbox.path("out/model.safetensors")).keys().all(|n| !n.contains("bias")));
     let (sandbox, mut tiny) = (Sandbox::new(), Tiny::new("llama"));
     zeros(&mut tiny, "o_proj", [1, 0]);
+    zeros(&mut tiny, "k_proj", [0, 0]);
     tiny.write(&sandbox, "llama");
-    sandbox.lathe(&["create", "m", "llama", "--no-smoke"]).ok();
+    let plan = sandbox.lathe(&["create", "m", "llama", "-n", "-o", "json"]).json();
+    assert_eq!(plan["runs"], false);
+    let strict = sandbox.lathe(&["create", "m", "llama", "--strict"]);
+    assert!(strict.code == 1 && strict.stderr.contains("o_proj.bias"), "{}", strict.stderr);
+    let made = sandbox.lathe(&["create", "m", "llama"]);
+    for words in ["1 biases that", "k_proj.bias", "can be imported and not run", "o_proj.bias"] {
+        assert!(made.code == 0 && made.stderr.contains(words), "{words}: {}", made.stderr);
+    }
     let run = sandbox.lathe(&["run", "m", "--raw", "t1"]);
     assert_eq!(run.code, 1);
     assert!(run.stderr.contains("self_attn.o_proj.bias"), "{}", run.stderr);
+}
+
+/// The same of single experts, of which none may be missing from a stack.
+#[test]
+fn biases_of_zeros_beside_single_experts_are_nothing() {
+    let (sandbox, mut tiny) = (Sandbox::new(), Tiny::new("qwen3_moe"));
+    let experts: Vec<String> = tiny
+        .tensors
+        .keys()
+        .filter_map(|name| Some(name.strip_suffix(".weight")?.to_owned()))
+        .filter(|module| module.contains(".experts."))
+        .collect();
+    assert!(experts.len() >= 12, "{experts:?}");
+    for module in &experts {
+        let bias = (Dtype::F16, vec![32], vec![0; 64]);
+        tiny.tensors.insert(format!("{module}.bias"), bias);
+    }
+    let said = tiny.answers(&sandbox, "qwen3_moe");
+    assert!(said.contains(&format!("{} biases that", experts.len())), "{said}");
+    assert!(!sandbox.lathe(&["show", "m", "--tensors"]).ok().contains("proj.bias"));
+    // Zeros of all experts but one are the biases of a model that lathe does not know.
+    let one = format!("{}.bias", experts[0]);
+    tiny.tensors.insert(one, (Dtype::F16, vec![32], vec![1; 64]));
+    tiny.write(&sandbox, "other");
+    let made = sandbox.lathe(&["create", "m", "other", "--no-smoke"]);
+    assert!(made.stderr.contains("can be imported and not run"), "{}", made.stderr);
 }
 
 /// Gemma 4 as published: layers that read another's keys carry weights for keys of their own. And

@@ -111,11 +111,18 @@ fn a_conversation_runs_again_what_was_turned_for_another_length() {
     }
 }
 
-/// Told once, with where it stands and both readings, and not taken as unscaled.
+/// Told once, with where it stands and both readings, and not taken as unscaled: `create` refuses
+/// what readers take in different ways, and imports what nobody here reads.
 #[test]
-fn rotations_without_a_single_meaning_do_not_run() {
+fn rotations_without_a_single_meaning_are_refused() {
     for (key, value, wanted) in [
         ("rope_scaling", json!({"factor": 4.0}), "gives `factor` and no `rope_type`"),
+        (
+            "rope_scaling",
+            json!({"rope_type": "linear", "type": "dynamic", "factor": 4.0}),
+            "says `rope_type: \"linear\"` and `type: \"dynamic\"`",
+        ),
+        ("rope_parameters", json!({"rope_theta": null}), "gives `rope_theta: null`"),
         (
             "rope_scaling",
             json!({"rope_type": null, "type": "linear", "factor": 4.0}),
@@ -133,14 +140,27 @@ fn rotations_without_a_single_meaning_do_not_run() {
             config.as_object_mut().unwrap().remove("rope_parameters");
             config[key] = value;
         });
-        sandbox.lathe(&["create", "m", "it", "--quiet"]).ok();
-        let refused = sandbox.lathe(&["run", "m", "t5", "-o", "json"]);
-        assert_eq!(refused.code, 1);
-        let told: Value = serde_json::from_str(&refused.stdout).unwrap();
-        let faults = told["error"]["details"].as_array().unwrap();
-        let message = faults[0]["message"].as_str().unwrap();
-        assert!(faults.len() == 1 && message.contains(wanted), "{wanted}\n{told}");
-        assert!(message.starts_with(&format!("{key} of the config")), "{message}");
+        let fault = |outcome: &Outcome| {
+            assert_eq!(outcome.code, 1, "{}", outcome.stdout);
+            let told: Value = serde_json::from_str(outcome.stdout.lines().last().unwrap()).unwrap();
+            let faults = told["error"]["details"].as_array().unwrap();
+            let message = faults[0]["message"].as_str().unwrap();
+            assert!(faults.len() == 1 && message.contains(wanted), "{wanted}\n{told}");
+            assert!(message.starts_with(&format!("{key} of the config")), "{message}");
+            faults[0]["code"].as_str().unwrap().to_owned()
+        };
+        if wanted.ends_with("ntk`") {
+            sandbox.lathe(&["create", "m", "it", "--quiet"]).ok();
+            assert_eq!(fault(&sandbox.lathe(&["run", "m", "t5", "-o", "json"])), "decoder");
+            continue;
+        }
+        for more in [&[][..], &["--no-smoke"], &["--strict"], &["--dry-run"], &["-q", "int8-g32"]] {
+            let made = sandbox.lathe(&[&["create", "m", "it", "-o", "json"], more].concat());
+            assert_eq!(fault(&made), "ambiguous");
+        }
+        assert!(!sandbox.stored().iter().any(|path| path.contains("manifests")));
+        let shown = sandbox.lathe(&["create", "m", "it"]);
+        assert!(shown.stderr.contains("llama.yaml:"), "{}", shown.stderr);
     }
 }
 

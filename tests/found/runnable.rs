@@ -233,6 +233,31 @@ fn a_model_that_cannot_run_is_made_and_no_word_says_that_it_can_be_run() {
     assert!(sandbox.lathe(&["show", "x"]).ok().contains("no: tensor model.layers.0.self_attn"));
 }
 
+/// A machine of two megabytes stands for one that is too small for a large model.
+#[test]
+fn a_model_too_large_to_try_says_that_it_was_not_tried() {
+    let sandbox = Sandbox::new();
+    sandbox.model("m");
+    sandbox.vocabulary("m");
+    let made = |memory: &str, arguments: &[&str]| {
+        let mut command = sandbox.command(&[&["create", "x", "m"], arguments].concat());
+        let output = command.env("LATHE_MACHINE_MEMORY", memory).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap())
+    };
+    let [stdout, stderr] = made("2000", &[]);
+    assert!(stderr.contains("whether the model runs was not tried: its"), "{stderr}");
+    assert!(!stdout.contains("run it"), "{stdout}");
+    let [stdout, _] = made("2000", &["-o", "json"]);
+    let report: Value = serde_json::from_str(stdout.lines().last().unwrap()).unwrap();
+    assert_eq!((&report["runs"], &report["smoke"]["loss"]), (&Value::Null, &Value::Null));
+    let note = report["smoke"]["note"].as_str().unwrap();
+    assert!(note.contains("was not tried") && note.contains("2.00 kB"), "{note}");
+    let [stdout, stderr] = made("2000000000", &[]);
+    assert!(stdout.contains("x:latest is unchanged"), "{stdout}");
+    assert!(stderr.contains("smoke check") && !stderr.contains("was not tried"), "{stderr}");
+}
+
 #[test]
 fn a_model_without_a_vocabulary_cannot_run() {
     let sandbox = Sandbox::new();

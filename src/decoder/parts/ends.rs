@@ -36,7 +36,7 @@ impl Resolver<'_> {
         let head = table.and_then(|table| self.within("head", |to| to.head(&decoder.head, &table)));
         let context = self.int_or("context", &decoder.context, 0);
         let beyond = self.names_beyond(decoder, &root);
-        self.check_all_used(&decoder.unused, &beyond);
+        let idle_biases = self.check_all_used(&decoder.unused, &beyond);
         let exact = self.int_or("exact_context", &decoder.exact_context, 0);
         let exact_context = exact.and_then(|exact| usize::try_from(exact).ok()).filter(|&n| n > 0);
         let context = context.and_then(|context| usize::try_from(context).ok()).filter(|&c| c > 0);
@@ -51,7 +51,7 @@ impl Resolver<'_> {
         }
         match (embed, head) {
             (Some(embed), Some(head)) => {
-                Ok(Parts { embed, layers, norm, head, context, exact_context })
+                Ok(Parts { embed, layers, norm, head, context, exact_context, idle_biases })
             }
             _ => {
                 self.fault("embed", "the network has no beginning or no end");

@@ -62,6 +62,8 @@ pub struct Parts {
     pub context: Option<usize>,
     /// Tokens up to which the description says that it is exact.
     pub exact_context: Option<usize>,
+    /// Biases that no module reads and that are zeros, or may be.
+    pub idle_biases: Vec<String>,
 }
 
 /// A matrix `[out, in]`, or stacked ones `[experts, out, in]`.

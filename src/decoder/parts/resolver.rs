@@ -393,7 +393,8 @@ impl<'a> Resolver<'a> {
         let rotation = match Rotation::read(&given) {
             Ok(rotation) => rotation,
             Err(unclear) => {
-                let fault = Fault::new(Code::Decoder, unclear.what).help(unclear.help);
+                let code = if unclear.ambiguous { Code::Ambiguous } else { Code::Decoder };
+                let fault = Fault::new(code, unclear.what).help(unclear.help);
                 self.push("parameters", fault);
                 return None;
             }
@@ -414,8 +415,9 @@ impl<'a> Resolver<'a> {
     // ---- the end ----
 
     /// Notes a fault for each tensor that is neither used nor declared unused, by a glob or by what
-    /// its name begins with.
-    pub fn check_all_used(&mut self, unused: &[String], beginnings: &[String]) {
+    /// its name begins with. Gives the biases among them that are zeros, or may be: they change
+    /// nothing.
+    pub fn check_all_used(&mut self, unused: &[String], beginnings: &[String]) -> Vec<String> {
         let mut set = globset::GlobSetBuilder::new();
         for glob in unused {
             let parsed =
@@ -427,20 +429,22 @@ impl<'a> Resolver<'a> {
                 Err(error) => self.fault("unused", format!("`{glob}` is no glob: {error}")),
             }
         }
-        let Ok(set) = set.build() else { return };
+        let Ok(set) = set.build() else { return Vec::new() };
         let table = self.table;
         let left = table.names().filter(|name| {
-            // A bias of zeros, which some quantizers add to every layer, changes nothing.
             let passed_over = self.used.contains(*name)
                 || set.is_match(name.replace('.', "/"))
-                || beginnings.iter().any(|beginning| name.starts_with(beginning))
-                || (name.ends_with(".bias") && table.may_be_zero(name));
+                || beginnings.iter().any(|beginning| name.starts_with(beginning));
             !passed_over
         });
+        // Some quantizers write a bias of zeros beside every projection.
+        let is_idle = |name: &&String| name.ends_with(".bias") && table.may_be_zero(name);
+        let (idle, left): (Vec<&String>, Vec<&String>) = left.partition(is_idle);
         let message = "the decoder neither uses this tensor nor declares it unused";
-        let faults = left.map(|name| Fault::new(Code::Decoder, message).on_tensor(name));
-        let faults: Vec<Fault> = faults.collect();
+        let faults =
+            left.into_iter().map(|name| Fault::new(Code::Decoder, message).on_tensor(name));
         self.faults.0.extend(faults);
+        idle.into_iter().cloned().collect()
     }
 }
 
