@@ -27,6 +27,9 @@ pub struct Export {
     /// For which program
     #[arg(long = "as", value_enum, default_value_t = Target::MlxLm, value_name = "PROGRAM")]
     target: Target,
+    /// A folder of policies, in place of the policy that the model carries
+    #[arg(long, value_name = "DIR")]
+    policy_dir: Option<PathBuf>,
     #[command(flatten)]
     output: OutputArg,
     #[command(flatten)]
@@ -62,7 +65,9 @@ fn export(args: &Export) -> Result<Exported, Faults> {
     let total = manifest.of_type(media::TENSOR).map(|layer| layer.size).sum();
     let bar = ui::byte_bar("exporting", total, args.output.json());
     let Target::MlxLm = args.target;
-    let exported = export::export(&store, &manifest, &args.dir, &|bytes| bar.inc(bytes));
+    let policy_dir = args.policy_dir.as_deref();
+    let progress = |bytes| bar.inc(bytes);
+    let exported = export::export(&store, &manifest, &args.dir, policy_dir, &progress);
     bar.finish_and_clear();
     exported
 }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::Exported;
 use super::content::{Content, Run, Step, Stored};
-use super::names::{Names, Target};
+use super::names::{Names, Target, Unread};
 use super::shards::{self, Piece};
 use crate::companion;
 use crate::decoder::values::Scope;
@@ -30,6 +30,7 @@ pub fn write(
     store: &Store,
     manifest: &Manifest,
     dir: &Path,
+    policy_dir: Option<&Path>,
     progress: &dyn Fn(u64),
 ) -> Result<Exported, Faults> {
     let mut exported = Exported::default();
@@ -41,7 +42,7 @@ pub fn write(
         exported.warnings.push(Warning::new(Code::Unsupported, message));
     }
     let model_config = store.model_config(manifest)?;
-    let policy = store.policy("the model", manifest, Role::Target, None)?;
+    let policy = store.policy("the model", manifest, Role::Target, policy_dir)?;
     let weights = logical(&policy, &weights)?;
     let names = names_of(&model_config, &weights);
     let pieces = pieces(store, &names, &weights)?;
@@ -61,7 +62,11 @@ pub fn write(
         }
         let mut content = store.read_blob(layer)?;
         if name == "config.json" {
-            content = config(&content, &policy, &names, &weights)?;
+            let config = config(&content, &policy, &names, &weights)?;
+            exported.warnings.extend(unread(&config));
+            content = serde_json::to_vec_pretty(&config).map_err(|error| {
+                Fault::new(Code::Internal, format!("config.json has no JSON form: {error}"))
+            })?;
         }
         let path = dir.join(name);
         fs::write(&path, &content).map_err(|error| Fault::io("write", &path, &error))?;
@@ -306,7 +311,7 @@ fn config(
     policy: &Policy,
     names: &Names,
     weights: &[Logical],
-) -> Result<Vec<u8>, Fault> {
+) -> Result<Value, Fault> {
     let bad =
         |why: &dyn std::fmt::Display| Fault::new(Code::BadConfig, format!("config.json: {why}"));
     let mut config: Value = match serde_json::from_slice(text) {
@@ -339,7 +344,25 @@ fn config(
             text.insert(TIED.into(), false.into());
         }
     }
-    serde_json::to_vec_pretty(&config).map_err(|error| bad(&error))
+    Ok(config.into())
+}
+
+/// Warnings of what an exported config says that mlx-lm does not read.
+fn unread(config: &Value) -> Vec<Warning> {
+    let levels = [config, &config["text_config"]];
+    let ropes = ["rope_scaling", "rope_parameters"];
+    let ropes: Vec<&Value> =
+        levels.into_iter().flat_map(|level| ropes.map(|key| &level[key])).collect();
+    let applies = |unread: &&Unread| {
+        ropes.iter().any(|rope| {
+            rope.get(&unread.key).is_some_and(|value| unread.values.contains(value))
+        })
+    };
+    let told = super::names::unread().iter().filter(applies).map(|unread| {
+        let message = format!("mlx-lm does not read `{}` of the config: {}", unread.key, unread.because);
+        Warning::new(Code::UnreadConfig, message)
+    });
+    told.collect()
 }
 
 fn quantization(names: &Names, weights: &[Logical]) -> Option<Value> {

@@ -26,7 +26,8 @@ pub struct Exported {
 }
 
 /// Writes a model as a folder that mlx-lm loads. The folder must not exist yet, or be empty.
-/// When something fails, nothing is left of it. `progress` is told of tensor bytes written.
+/// When something fails, nothing is left of it. The model's policy is that of `policy_dir` where one
+/// is given, else its own. `progress` is told of tensor bytes written.
 ///
 /// # Errors
 /// A folder in the way, damaged blobs, weights that mlx-lm cannot read, the file system's.
@@ -34,6 +35,7 @@ pub fn export(
     store: &Store,
     manifest: &Manifest,
     dir: &Path,
+    policy_dir: Option<&Path>,
     progress: &dyn Fn(u64),
 ) -> Result<Exported, Faults> {
     let _keep = store.keep();
@@ -50,7 +52,7 @@ pub fn export(
         .prefix(".lathe-export-")
         .tempdir_in(parent)
         .map_err(|error| Fault::io("write in", parent, &error))?;
-    let exported = mlx_lm::write(store, manifest, staged.path(), progress)?;
+    let exported = mlx_lm::write(store, manifest, staged.path(), policy_dir, progress)?;
     let _ = fs::remove_dir(&absolute); // when it was there, empty
     let staged = staged.keep();
     fs::rename(&staged, &absolute).map_err(|error| {

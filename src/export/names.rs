@@ -11,6 +11,24 @@ const TABLE: &str = include_str!("../../policies/exports/mlx-lm.toml");
 #[serde(deny_unknown_fields)]
 struct File {
     rule: Vec<Row>,
+    unread: Vec<Unread>,
+}
+
+/// A key of configs that mlx-lm does not read, though it changes what a model computes.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unread {
+    /// The key, in the object of rotary positions.
+    pub key: String,
+    /// The values for which mlx-lm computes otherwise.
+    pub values: Vec<serde_json::Value>,
+    /// What it does then.
+    pub because: String,
+}
+
+/// The keys that mlx-lm does not read.
+pub fn unread() -> &'static [Unread] {
+    &file().unread
 }
 
 #[derive(Deserialize)]
@@ -89,15 +107,20 @@ pub struct Target {
 
 /// The table's rules for one model.
 pub struct Names {
-    rules: Vec<&'static (Regex, Row)>,
+    rules: Vec<&'static (Regex, &'static Row)>,
 }
 
-fn table() -> &'static [(Regex, Row)] {
-    static COMPILED: OnceLock<Vec<(Regex, Row)>> = OnceLock::new();
+fn file() -> &'static File {
+    static FILE: OnceLock<File> = OnceLock::new();
+    FILE.get_or_init(|| toml::from_str(TABLE).expect("tested: the built-in table"))
+}
+
+fn table() -> &'static [(Regex, &'static Row)] {
+    static COMPILED: OnceLock<Vec<(Regex, &'static Row)>> = OnceLock::new();
     COMPILED.get_or_init(|| {
-        let file: File = toml::from_str(TABLE).expect("tested: the built-in table");
-        let compiled = |row: Row| (Regex::new(&row.pattern).expect("tested: the table"), row);
-        file.rule.into_iter().map(compiled).collect()
+        let compiled =
+            |row: &'static Row| (Regex::new(&row.pattern).expect("tested: the table"), row);
+        file().rule.iter().map(compiled).collect()
     })
 }
 

@@ -452,3 +452,39 @@ fn tensors_named_like_companions_are_tensors() {
         tiny.runs(&sandbox, "folder");
     }
 }
+
+/// What mlx-lm asks for by name comes from the policy: the model's own, or that of a folder.
+#[test]
+fn an_export_reads_a_policy_of_the_users() {
+    let sandbox = Sandbox::new();
+    let mut tiny = Tiny::new("llama");
+    for key in ["rope_theta", "rope_scaling", "rope_parameters"] {
+        tiny.config.as_object_mut().unwrap().remove(key);
+    }
+    tiny.write(&sandbox, "folder");
+    sandbox.lathe(&["create", "m", "folder", "--no-smoke"]).ok();
+    let llama = include_str!("../../policies/architectures/llama.yaml");
+    let other = llama.replace("rope_theta: 10000.0", "rope_theta: 12345.0");
+    assert_ne!(llama, other);
+    sandbox.file("mine/llama.yaml", other);
+    let theta = |out: &str, more: &[&str]| {
+        sandbox.lathe(&[&["export", "m", out][..], more].concat()).ok();
+        let config = fs::read(sandbox.path(out).join("config.json")).unwrap();
+        serde_json::from_slice::<Value>(&config).unwrap()["rope_theta"].clone()
+    };
+    assert_eq!(theta("own", &[]), 10000.0);
+    assert_eq!(theta("theirs", &["--policy-dir", "mine"]), 12345.0);
+}
+
+/// What mlx-lm is known to compute otherwise is told by an export, and only there.
+#[test]
+fn an_export_tells_what_mlx_lm_does_not_read() {
+    for (name, told) in [("gpt_oss", true), ("llama_yarn", false)] {
+        let sandbox = Sandbox::new();
+        Tiny::new(name).write(&sandbox, "folder");
+        sandbox.lathe(&["create", "m", "folder", "--no-smoke"]).ok();
+        let exported = sandbox.lathe(&["export", "m", "out", "-o", "json"]).json();
+        let warnings = exported["warnings"].to_string();
+        assert_eq!(warnings.contains("mlx-lm does not read `truncate`"), told, "{warnings}");
+    }
+}
