@@ -43,6 +43,7 @@ pub struct Unread {
 /// The keys of `config` that matter and that `decoder` does not read.
 pub fn unread(decoder: &Decoder, config: &Json) -> Vec<Unread> {
     let read = words_of(decoder);
+    let kinds = kinds_of(decoder);
     let filled = Filled::new(config, decoder.config.list(), &Defaults::new());
     let object = filled.object();
     let at = |key: &str| match &filled.inner {
@@ -74,7 +75,7 @@ pub fn unread(decoder: &Decoder, config: &Json) -> Vec<Unread> {
             .collect();
         let objects = if nested.is_empty() { vec![(key.to_owned(), &object[key])] } else { nested };
         for (path, parameters) in objects {
-            let left = Kind::unread(parameters).filter(|key| !read.contains(*key));
+            let left = Kind::unread(parameters, &kinds).filter(|key| !read.contains(*key));
             found.extend(left.map(|key| Unread {
                 path: at(&format!("{path}.{key}")),
                 value: parameters[key].clone(),
@@ -83,6 +84,27 @@ pub fn unread(decoder: &Decoder, config: &Json) -> Vec<Unread> {
         }
     }
     found
+}
+
+/// What the description takes names of kinds of rotations for.
+fn kinds_of(decoder: &Decoder) -> IndexMap<String, String> {
+    fn gather(value: &Json, kinds: &mut IndexMap<String, String>) {
+        match value {
+            Json::Array(items) => items.iter().for_each(|item| gather(item, kinds)),
+            Json::Object(entries) => {
+                let own = entries.get("kinds").and_then(Json::as_object);
+                let own = own.into_iter().flatten();
+                kinds.extend(
+                    own.filter_map(|(name, kind)| Some((name.clone(), kind.as_str()?.into()))),
+                );
+                entries.values().for_each(|value| gather(value, kinds));
+            }
+            _ => {}
+        }
+    }
+    let mut kinds = IndexMap::new();
+    gather(&serde_json::to_value(decoder).unwrap_or_default(), &mut kinds);
+    kinds
 }
 
 /// The words of all texts of a description: names of keys in its expressions are among them.

@@ -43,7 +43,10 @@ pub fn write(
     }
     let model_config = store.model_config(manifest)?;
     let policy = store.policy("the model", manifest, Role::Target, policy_dir)?;
-    let weights = logical(&policy, &weights)?;
+    let mut weights = logical(&policy, &weights)?;
+    if let Some(decoder) = &policy.decoder {
+        name_embedding(decoder, &model_config, &mut weights);
+    }
     let names = names_of(&model_config, &weights);
     let pieces = pieces(store, &names, &weights)?;
     if pieces.iter().any(|piece| piece.steps.iter().any(|step| matches!(step, Step::Add(_)))) {
@@ -159,7 +162,7 @@ impl Logical<'_> {
     }
 
     fn is_apart(&self) -> bool {
-        self.members[0].name != self.name
+        self.members[0].shape != self.shape
     }
 
     /// What follows the weight's name in the name of a part.
@@ -260,6 +263,19 @@ fn each_expert(stored: &Stored) -> Vec<Stored> {
     (0..count).map(expert).collect()
 }
 
+/// Calls the head of a tied model that has nothing but it what it is, the embedding: mlx-lm looks for
+/// that one.
+fn name_embedding(decoder: &Decoder, config: &Value, weights: &mut [Logical]) {
+    let names: Vec<String> = weights.iter().map(|weight| weight.name.clone()).collect();
+    let Some((_, embedding, head)) = decoder.head_alone(names.iter()) else { return };
+    let tied = decoder.head.tied.as_ref();
+    if tied.is_some_and(|tied| Scope::new(decoder, config).holds(tied).unwrap_or(false))
+        && let Some(weight) = weights.iter_mut().find(|weight| weight.name == head)
+    {
+        weight.name = embedding;
+    }
+}
+
 /// Whether the config makes the embedding the head and the model has a head besides. lathe uses that
 /// one, and mlx-lm would leave it out.
 fn has_own_head(decoder: &Decoder, config: &Value, weights: &[Logical]) -> bool {
@@ -354,12 +370,13 @@ fn unread(config: &Value) -> Vec<Warning> {
     let ropes: Vec<&Value> =
         levels.into_iter().flat_map(|level| ropes.map(|key| &level[key])).collect();
     let applies = |unread: &&Unread| {
-        ropes.iter().any(|rope| {
-            rope.get(&unread.key).is_some_and(|value| unread.values.contains(value))
-        })
+        ropes
+            .iter()
+            .any(|rope| rope.get(&unread.key).is_some_and(|value| unread.values.contains(value)))
     };
     let told = super::names::unread().iter().filter(applies).map(|unread| {
-        let message = format!("mlx-lm does not read `{}` of the config: {}", unread.key, unread.because);
+        let message =
+            format!("mlx-lm does not read `{}` of the config: {}", unread.key, unread.because);
         Warning::new(Code::UnreadConfig, message)
     });
     told.collect()

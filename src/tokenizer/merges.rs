@@ -69,6 +69,35 @@ pub(super) fn class_tokens(
     tokens.map(|(name, token)| (name.as_str(), token.as_str()))
 }
 
+/// Puts tokens, by text and id, around plain texts.
+///
+/// # Errors
+/// None but those of the library.
+pub(super) fn put_around(
+    inner: &mut tokenizers::Tokenizer,
+    begin: Option<(String, u32)>,
+    end: Option<(String, u32)>,
+) -> Result<(), Fault> {
+    let special = |token: &Option<(String, u32)>| {
+        token.as_ref().map(|(text, _)| json!({"SpecialToken": {"id": text, "type_id": 0}}))
+    };
+    let text = json!({"Sequence": {"id": "A", "type_id": 0}});
+    let single: Vec<Value> =
+        special(&begin).into_iter().chain([text]).chain(special(&end)).collect();
+    let tokens: serde_json::Map<String, Value> = begin
+        .iter()
+        .chain(&end)
+        .map(|(text, id)| (text.clone(), json!({"id": text, "ids": [id], "tokens": [text]})))
+        .collect();
+    let template = json!({
+        "type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": tokens,
+    });
+    let template = serde_json::from_value::<tokenizers::PostProcessorWrapper>(template);
+    let template = template.map_err(|error| Fault::new(Code::Internal, error.to_string()))?;
+    inner.with_post_processor(Some(template));
+    Ok(())
+}
+
 /// Converts the two files.
 ///
 /// # Errors

@@ -64,7 +64,22 @@ impl Tokenizer {
         let id = |named: &str| inner.token_to_id(special_texts.get(named)?);
         let bos = id("bos_token");
         let eos = end_tokens(files, id("eos_token"))?;
-        let add_bos = config["add_bos_token"].as_bool();
+        // For vocab.json and merges.txt the two words of the config are all that is said of it.
+        let wanted = |key: &str| config[key].as_bool() == Some(true);
+        let add_bos = match kind {
+            Vocabulary::Merges => {
+                let around = [("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")];
+                let [begin, end] = around.map(|(key, named)| {
+                    special_texts
+                        .get(named)
+                        .filter(|_| wanted(key))
+                        .and_then(|text| Some((text.to_owned(), inner.token_to_id(text)?)))
+                });
+                merges::put_around(&mut inner, begin, end)?;
+                None
+            }
+            _ => config["add_bos_token"].as_bool(),
+        };
         let decoder = Decoder::of(&inner).map_err(|fault| fault.in_file(name))?;
         Ok(Tokenizer { inner, decoder, space_in_front, bos, eos, add_bos, special_texts })
     }

@@ -381,6 +381,28 @@ fn vocab_json_and_merges_txt_are_a_vocabulary() {
         assert_eq!(&json!(ids), expected, "{class:?}");
         assert!(tokenizer.is_end(end as u32));
     }
+    // What stands around a plain text, and not around a rendered one.
+    for (class, said, expected) in [
+        ("GPT2Tokenizer", json!({}), vec![257]),
+        ("GPT2Tokenizer", json!({"add_bos_token": true}), vec![267, 257]),
+        ("GPT2Tokenizer", json!({"add_eos_token": true}), vec![257, 267]),
+        ("GPT2Tokenizer", json!({"add_bos_token": true, "bos_token": null}), vec![257]),
+        ("GPT2Tokenizer", json!({"add_bos_token": true, "bos_token": "is"}), vec![263, 257]),
+        ("Qwen2Tokenizer", json!({"add_bos_token": true, "add_eos_token": true}), vec![257, 267]),
+        ("Qwen2Tokenizer", json!({"add_eos_token": true, "eos_token": "is"}), vec![257, 263]),
+        (
+            "GPTNeoXTokenizer",
+            json!({"add_bos_token": true, "add_eos_token": false}),
+            vec![267, 257],
+        ),
+    ] {
+        let mut config = said.clone();
+        config["tokenizer_class"] = class.into();
+        files.insert("tokenizer_config.json", bytes(&config));
+        let tokenizer = lathe::tokenizer::Tokenizer::load(&files).unwrap();
+        assert_eq!(tokenizer.encode("the").unwrap(), expected, "{class} {said}");
+        assert_eq!(tokenizer.encode_rendered("the").unwrap(), [257], "{class} {said}");
+    }
     // Older folders have what was added in files of their own.
     let config =
         json!({"tokenizer_class": "Qwen2Tokenizer", "additional_special_tokens": ["<|im_start|>"]});

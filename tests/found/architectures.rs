@@ -382,6 +382,70 @@ fn biases_of_zeros_beside_single_experts_are_nothing() {
     assert!(made.stderr.contains("can be imported and not run"), "{}", made.stderr);
 }
 
+/// As transformers does it, a tied model may be stored with its head alone, which is its embedding.
+#[test]
+fn a_tied_model_may_be_stored_with_its_head_alone() {
+    for (name, embedding, head) in [
+        ("qwen3", "model.embed_tokens.weight", "lm_head.weight"),
+        (
+            "gemma3_vision",
+            "language_model.model.embed_tokens.weight",
+            "language_model.lm_head.weight",
+        ),
+    ] {
+        for request in [&[][..], &["-q", "int8-g32"]] {
+            let (sandbox, mut tiny) = (Sandbox::new(), Tiny::new(name));
+            let table = tiny.tensors.remove(embedding).unwrap();
+            assert!(tiny.tensors.insert(head.into(), table).is_none());
+            tiny.write(&sandbox, name);
+            sandbox.lathe(&[&["create", "m", name, "--no-smoke"], request].concat()).ok();
+            if request.is_empty() {
+                tiny.runs(&sandbox, name);
+            }
+            sandbox.lathe(&["run", "m", "--raw", "t3", "-n", "2"]).ok();
+            // mlx-lm has no other name for it than the embedding's.
+            sandbox.lathe(&["export", "m", "out"]).ok();
+            let exported = read(&sandbox.path("out/model.safetensors"));
+            assert!(exported.contains_key(embedding), "{:?}", exported.keys());
+            assert!(!exported.contains_key(head));
+            sandbox.lathe(&["create", "m", "out", "--no-smoke"]).ok();
+            if request.is_empty() {
+                tiny.runs(&sandbox, name);
+            }
+        }
+    }
+    // Where the config does not tie them the embedding is missing.
+    let (sandbox, mut tiny) = (Sandbox::new(), Tiny::new("llama"));
+    tiny.tensors.remove("model.embed_tokens.weight");
+    tiny.write(&sandbox, "llama");
+    let plan = sandbox.lathe(&["create", "m", "llama", "-n", "-o", "json"]).json();
+    assert_eq!(plan["runs"], false);
+    assert!(plan["warnings"].to_string().contains("no embedding embed_tokens"));
+}
+
+/// What transformers' config classes take for an absent `eos_token_id` ends no answer there:
+/// `generate` goes by generation_config.json, or by config.json as it stands.
+#[test]
+fn the_end_token_of_a_config_class_ends_nothing() {
+    let mut tiny = Tiny::new("mistral");
+    assert_eq!(tiny.config.as_object_mut().unwrap().remove("eos_token_id"), Some(json!(2)));
+    assert!(tiny.greedy[..4].contains(&2), "{:?}", tiny.greedy);
+    tiny.answers(&Sandbox::new(), "mistral");
+}
+
+/// Phi-3's class takes `yarn` for `longrope`, which older configs called so.
+#[test]
+fn phi3_is_turned_as_its_class_reads_older_configs() {
+    for key in ["type", "rope_type"] {
+        let said = answers("phi3_partial", |tiny| {
+            let rope = tiny.config["rope_parameters"].as_object_mut().unwrap();
+            rope.remove("rope_type");
+            rope.insert(key.into(), "yarn".into());
+        });
+        assert!(!said.contains("does not read"), "{said}");
+    }
+}
+
 /// Gemma 4 as published: layers that read another's keys carry weights for keys of their own. And
 /// as transformers saves it: what differs by layer under numbers of as many digits as the largest.
 #[test]

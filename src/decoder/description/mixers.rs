@@ -1,5 +1,6 @@
 //! Modules that mix tokens with earlier ones: attention, recurrent states, convolutions.
 
+use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +17,9 @@ pub struct Rope {
     /// when not said, `rope_scaling`, or `rope_parameters` where that is null or empty.
     #[schemars(transform = with_kinds)]
     pub parameters: Option<Expr>,
+    /// What the class takes a `rope_type` for, where that is another kind: `{yarn: longrope}` (Phi-3).
+    #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
+    pub kinds: IndexMap<String, String>,
     /// The base, where `parameters` does not give it.
     pub theta: Option<Expr>,
     /// Which part of a head is rotated, where `parameters` does not say. Without this key the plain rotation turns whole heads.

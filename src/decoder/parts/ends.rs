@@ -85,20 +85,18 @@ impl Resolver<'_> {
 
     /// The root under which the embedding is, and the embedding's whole name.
     fn root_of(&mut self, decoder: &Decoder) -> Option<(String, String)> {
-        let top = [String::new()];
-        let roots = match decoder.root.list() {
-            [] => &top[..],
-            roots => roots,
-        };
-        for root in roots {
-            for name in decoder.embed.tensor.list() {
-                if let Some(full) = self.under(root, |to| to.find(name)) {
-                    return Some((root.clone(), full));
-                }
-            }
+        let has = |name: &str| self.table.get(name).is_some();
+        if let Some((root, full)) = decoder.embedding(has) {
+            return Some((root.to_owned(), full));
+        }
+        if let Some((root, _, head)) = decoder.head_alone(self.table.names())
+            && self.within("head", |to| to.holds("tied", &decoder.head.tied, false))
+        {
+            return Some((root.to_owned(), head));
         }
         let names = decoder.embed.tensor.list().join(" or ");
-        let roots = roots.iter().map(|root| format!("\"{root}\"")).collect::<Vec<_>>().join(", ");
+        let roots =
+            decoder.roots().map(|root| format!("\"{root}\"")).collect::<Vec<_>>().join(", ");
         self.fault("root", format!("the model has no embedding {names} under any of {roots}"));
         None
     }

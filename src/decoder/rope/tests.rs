@@ -1,6 +1,8 @@
 use serde_json::json;
 
 use super::*;
+use crate::decoder::description::{self, Expr};
+use crate::decoder::values::Scope;
 
 fn read(config: &Json, head_dim: usize) -> Result<Rotation, Unclear> {
     let theta = Some(Expr::Text("rope_theta ?? 10000.0".into()));
@@ -99,6 +101,31 @@ fn what_has_no_single_meaning_is_refused() {
     }
     // The same kind twice is one meaning.
     assert!(read(&json!({"rope_scaling": {"rope_type": "default", "type": "mrope"}}), 4).is_ok());
+}
+
+/// transformers looks for `truncate` beside the kinds of layers, and not inside.
+#[test]
+fn whether_yarn_is_rounded_has_one_meaning() {
+    let of = |truncate: Option<Json>, parameters: &str| {
+        let mut yarn = json!({"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4});
+        if let Some(truncate) = truncate {
+            yarn["truncate"] = truncate;
+        }
+        let config = json!({"max_position_embeddings": 64, "rope_parameters": {"full": yarn},
+                            "rope_scaling": yarn});
+        let parameters = Some(Expr::Text(parameters.into()));
+        let rope = description::Rope { parameters, ..Default::default() };
+        let scope = Scope::of_object(&config, &[]);
+        Rotation::read(&Given::of(&scope, &rope, 16).unwrap())
+    };
+    let inner = "rope_parameters[\"full\"]";
+    let rounded = of(None, inner).unwrap();
+    assert_eq!(of(Some(json!(true)), inner).unwrap(), rounded);
+    assert_ne!(of(Some(json!(false)), "rope_scaling").unwrap(), rounded);
+    for truncate in [json!(false), Json::Null] {
+        let unclear = of(Some(truncate), inner).unwrap_err();
+        assert!(unclear.ambiguous && unclear.what.contains("for a kind of layer"), "{unclear:?}");
+    }
 }
 
 #[test]
