@@ -182,6 +182,12 @@ fn each(gate: &mut [f32], by: &[f32], function: impl Fn(f32) -> f32 + Sync) {
     work(whole, rest);
 }
 
+/// x × sigmoid(x).
+#[inline(always)]
+pub fn silu(x: f32) -> f32 {
+    normal((x * sigmoid(x)).to_bits())
+}
+
 #[inline(always)]
 fn sigmoid(x: f32) -> f32 {
     let small = exp(-x.abs());

@@ -1,5 +1,6 @@
 //! What models compute with on the CPU: products of float vectors with matrices in every form that
-//! lathe stores, attention, and what is done with each element between them.
+//! lathe stores, attention, layers that keep a state, and what is done with each element between
+//! them.
 //!
 //! MLX's own quantized products on the CPU use one core and take ten times as long as reading the
 //! weights would. Here a matrix is read once, in the form that it is stored in, by all cores: few
@@ -13,14 +14,17 @@ mod attention;
 mod codec;
 mod elements;
 mod instructions;
+mod recurrent;
 mod rows;
 mod team;
+mod vectorized;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub use attention::{Heads, Sight, attend};
 pub use elements::{Gate, RowNorm, Strided, Turn, heads, rms_norm};
 pub use instructions::Instructions;
+pub use recurrent::{Band, Conv, GatedDelta, Mamba2, conv, gated_delta, mamba2};
 pub use team::in_parallel;
 
 /// How the elements of a matrix are stored. Rows follow each other without gaps; the elements of
@@ -327,6 +331,11 @@ impl Columns {
     /// Those from a row on.
     fn below(self, row: usize) -> Columns {
         Columns { start: self.start.wrapping_add(row * self.stride), ..self }
+    }
+
+    /// Those from a column on.
+    fn right_of(self, column: usize) -> Columns {
+        Columns { start: self.start.wrapping_add(column), ..self }
     }
 
     /// # Safety

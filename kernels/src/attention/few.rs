@@ -106,7 +106,7 @@ fn scores_of(q: &[f32], k: &[f32], width: usize, scores: &mut [f32]) {
 }
 
 /// Sums of rows of values by so many rows of weights.
-fn mix(weights: &[f32], values: &[f32], rows: usize, out: &mut [f32]) {
+pub fn mix(weights: &[f32], values: &[f32], rows: usize, out: &mut [f32]) {
     assert_eq!(values.len() * rows * rows, weights.len() * out.len(), "values");
     assert!(weights.len().is_multiple_of(rows) && out.len().is_multiple_of(rows), "rows");
     #[cfg(target_arch = "x86_64")]
