@@ -87,6 +87,16 @@ pub enum Step {
     Index(usize),
 }
 
+impl Step {
+    /// The key, of one into a mapping.
+    pub fn key(&self) -> Option<&str> {
+        match self {
+            Step::Key(name) => Some(name),
+            Step::Index(_) => None,
+        }
+    }
+}
+
 impl From<&str> for Step {
     fn from(name: &str) -> Self {
         Step::Key(name.into())

@@ -66,6 +66,10 @@ lints! {
     UnusedSchedule = "unused-schedule", Warning;
     /// The expression of the decoder cannot be understood.
     BadExpression = "bad-expression", Error;
+    /// No activation, no score of a router or no kind of rotation has this name.
+    UnknownWord = "unknown-word", Error;
+    /// No tensor can have this name.
+    ImpossibleName = "impossible-name", Error;
     /// The expression does not give true or false where it must.
     ExpressionType = "expression-type", Error;
     /// The step of the ladder can never be reached.
@@ -233,9 +237,7 @@ impl Linter<'_> {
                     .is_ok_and(|expr| expr.uses(name))
             };
             let in_decoder = users.iter().any(|user| {
-                let texts = user.file.decoder.iter().flat_map(decoder::expressions);
-                let mut exprs =
-                    texts.filter_map(|(_, text)| crate::expr::Expr::compile(&text).ok());
+                let mut exprs = user.file.decoder.iter().flat_map(decoder::expressions);
                 exprs.any(|expr| expr.uses(name))
             });
             if !expressions.iter().any(used) && !in_decoder {
@@ -331,32 +333,6 @@ impl Linter<'_> {
         for (at, text) in expressions(&entry.file).collect::<Vec<_>>() {
             for path in mentioned_paths(&text) {
                 self.config_path(&at, &path, &known);
-            }
-        }
-    }
-
-    /// Expressions of the decoder: what cannot be understood, and what names no key that is known, for
-    /// which `??` would silently take its other side.
-    fn decoder(&mut self) {
-        let entry = self.entry.clone();
-        let Some(description) = &entry.file.decoder else { return };
-        let known = decoder::names(description);
-        for (at, text) in decoder::expressions(description) {
-            let expr = match crate::expr::Expr::compile(&text) {
-                Ok(expr) => expr,
-                Err(bad) => {
-                    self.find(Lint::BadExpression, &at, bad.message, "correct the expression");
-                    continue;
-                }
-            };
-            for path in decoder::unknown(&expr, &known) {
-                let last = path.rsplit('.').find(|part| !known.contains(*part)).unwrap_or(path);
-                let help = match crate::format::nearest(last, known.iter().map(String::as_str)) {
-                    Some(near) => format!("did you mean `{near}`?"),
-                    None => "if a model has it, add it to policies/known/config-keys.txt".into(),
-                };
-                let message = format!("no known config has `{path}`");
-                self.find(Lint::UnknownConfigPath, &at, message, help);
             }
         }
     }
