@@ -1,263 +1,121 @@
 //! A template's text as minijinja is given it, so that it means there what it means to jinja2.
 //!
 //! Line ends of any kind are one newline; the line end after `{% raw %}` stays; `{% generation %}`
-//! (which marks the model's own words for training) says nothing; and `%`, which minijinja has for
-//! numbers only, becomes a filter.
+//! (which marks the model's own words for training) says nothing; `%`, comparisons and loops, which
+//! minijinja takes otherwise, go through filters; and macros that speak of `varargs` or `kwargs` get
+//! them. [`Source`] knows what stood at a place before.
 
-use std::borrow::Cow;
+mod edits;
+mod macros;
+mod tokens;
+
 use std::ops::Range;
 
 use regex::{Captures, Regex};
 
-use super::python::PERCENT;
+use edits::{Edit, comparisons, loops, percents};
+use macros::Macros;
+use tokens::tokens;
 
-/// The text, with what minijinja would read otherwise put in its words.
-pub(super) fn for_minijinja(source: &str) -> String {
-    let lines = source.replace("\r\n", "\n").replace('\r', "\n");
-    let text =
-        replaced(r"\{%[-+]?\s*raw\s*%\}\n", lines.into(), |found| format!("{}\n", &found[0]));
-    let text = replaced(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}", text, |found| {
-        let block = if found.get(2).is_some() { "endif" } else { "if true" };
-        format!("{{%{} {block} {}%}}", &found[1], &found[3])
-    });
-    with_percent_filter(&text)
+/// A template's text, and what minijinja is given in its place.
+pub(super) struct Source {
+    /// As it was written, with one newline at each line's end.
+    pub own: String,
+    /// In minijinja's words.
+    pub given: String,
+    edits: Vec<Edit>,
 }
 
-fn replaced<'t>(
-    pattern: &str,
-    text: Cow<'t, str>,
-    by: impl Fn(&Captures) -> String,
-) -> Cow<'t, str> {
-    match Regex::new(pattern) {
-        Ok(pattern) => Cow::Owned(pattern.replace_all(&text, by).into_owned()),
-        Err(_) => text,
+impl Source {
+    /// Puts what minijinja would read otherwise in its words.
+    pub fn new(written: &str) -> Source {
+        let own = written.replace("\r\n", "\n").replace('\r', "\n");
+        let mut edits =
+            replaced(r"\{%[-+]?\s*raw\s*%\}\n", &own, |found| format!("{}\n", &found[0]));
+        edits.extend(replaced(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}", &own, |found| {
+            let block = if found.get(2).is_some() { "endif" } else { "if true" };
+            format!("{{%{} {block} {}%}}", &found[1], &found[3])
+        }));
+        edits.extend(of_blocks(&own));
+        edits.sort_by_key(|(range, _)| (range.start, range.end));
+        let mut given = String::with_capacity(own.len());
+        let mut from = 0;
+        for (range, by) in &edits {
+            given.push_str(&own[from..range.start]);
+            given.push_str(by);
+            from = range.end;
+        }
+        given.push_str(&own[from..]);
+        Source { own, given, edits }
+    }
+
+    /// Where in the text as it was written a range of the given one stands.
+    pub fn place(&self, given: Range<usize>) -> Range<usize> {
+        let start = self.offset(given.start, |range| range.start);
+        let end = self.offset(given.end, |range| range.end);
+        start..end.max(start)
+    }
+
+    /// The offset before the edits; `inside` tells it of what stands in one.
+    fn offset(&self, given: usize, inside: fn(&Range<usize>) -> usize) -> usize {
+        // Bytes more in the given text than in the own one.
+        let mut more = 0_isize;
+        for (range, by) in &self.edits {
+            let start = range.start.saturating_add_signed(more);
+            if given < start {
+                break;
+            }
+            if given < start + by.len() {
+                return inside(range);
+            }
+            more += by.len() as isize - range.len() as isize;
+        }
+        given.saturating_add_signed(-more).min(self.own.len())
     }
 }
 
-/// What a token of an expression is.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
-    Text,
-    Number,
-    Name,
-    Open,
-    Close,
-    Operator,
+fn replaced(pattern: &str, text: &str, by: impl Fn(&Captures) -> String) -> Vec<Edit> {
+    let Ok(pattern) = Regex::new(pattern) else { return Vec::new() };
+    pattern.captures_iter(text).map(|found| (found.get_match().range(), by(&found))).collect()
 }
 
-#[derive(Clone, Debug)]
-struct Token {
-    kind: Kind,
-    range: Range<usize>,
-}
-
-fn with_percent_filter(text: &str) -> String {
-    let mut edits: Vec<(Range<usize>, String)> = Vec::new();
+/// The edits of all expressions and statements.
+fn of_blocks(text: &str) -> Vec<Edit> {
+    let mut found: Vec<Edit> = Vec::new();
+    let mut macros = Macros::default();
     let mut at = 0;
-    while let Some(found) = text[at..].find('{') {
-        let begin = at + found;
+    while let Some(next) = text[at..].find('{') {
+        let begin = at + next;
         let rest = &text[begin..];
         at = begin + 1;
         if rest.starts_with("{#") {
             at = rest.find("#}").map_or(text.len(), |end| begin + end + 2);
         } else if rest.starts_with("{{") || rest.starts_with("{%") {
             let (tokens, end) = tokens(text, begin + 2);
+            let is_statement = rest.starts_with("{%");
             at = end;
-            if tokens.first().is_some_and(|first| &text[first.range.clone()] == "raw") {
+            if is_statement
+                && tokens.first().is_some_and(|first| &text[first.range.clone()] == "raw")
+            {
                 at = text[end..].find("endraw").map_or(text.len(), |raw| end + raw);
-            } else {
-                edits.extend(operators(text, &tokens));
-            }
-        }
-    }
-    edits.sort_by_key(|(range, _)| (range.start, range.end));
-    let mut out = String::with_capacity(text.len());
-    let mut from = 0;
-    for (range, by) in edits {
-        out.push_str(&text[from..range.start]);
-        out.push_str(&by);
-        from = range.end;
-    }
-    out.push_str(&text[from..]);
-    out
-}
-
-/// The tokens from here to the end of the expression or statement, and where it ends.
-fn tokens(text: &str, begin: usize) -> (Vec<Token>, usize) {
-    let bytes = text.as_bytes();
-    let mut found = Vec::new();
-    let mut depth = 0_usize;
-    let mut at = begin;
-    while let Some(&byte) = bytes.get(at) {
-        let rest = &text[at..];
-        if depth == 0 && (rest.starts_with("}}") || rest.starts_with("%}")) {
-            return (found, at + 2);
-        }
-        let length = |holds: fn(char) -> bool| rest.find(|c| !holds(c)).unwrap_or(rest.len());
-        let (kind, length) = match byte {
-            b'\'' | b'"' => (Kind::Text, quoted(rest)),
-            b'0'..=b'9' => (Kind::Number, length(|c| c.is_alphanumeric() || c == '_' || c == '.')),
-            b'(' | b'[' | b'{' => (Kind::Open, 1),
-            b')' | b']' | b'}' => (Kind::Close, 1),
-            _ if rest.starts_with("**") || rest.starts_with("//") => (Kind::Operator, 2),
-            _ if rest.starts_with(|c: char| c.is_alphabetic() || c == '_') => {
-                (Kind::Name, length(|c| c.is_alphanumeric() || c == '_'))
-            }
-            _ if rest.starts_with(char::is_whitespace) => {
-                at += length(char::is_whitespace);
                 continue;
             }
-            _ => (Kind::Operator, rest.chars().next().map_or(1, char::len_utf8)),
-        };
-        match kind {
-            Kind::Open => depth += 1,
-            Kind::Close => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        found.push(Token { kind, range: at..at + length });
-        at += length;
-    }
-    (found, text.len())
-}
-
-/// The length of a quoted text.
-fn quoted(text: &str) -> usize {
-    let quote = text.as_bytes()[0];
-    let mut escaped = false;
-    for (at, byte) in text.bytes().enumerate().skip(1) {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' => escaped = true,
-            byte if byte == quote => return at + 1,
-            _ => {}
-        }
-    }
-    text.len()
-}
-
-/// The edits that make a filter of each `%` between two operands. Those that stand with other
-/// operators of the same rank (`a * b % c`) are numbers', and stay.
-fn operators(text: &str, tokens: &[Token]) -> Vec<(Range<usize>, String)> {
-    let is = |at: usize, what: &str| tokens.get(at).is_some_and(|t| &text[t.range.clone()] == what);
-    let mut edits = Vec::new();
-    for at in (0..tokens.len()).filter(|&at| is(at, "%")) {
-        let Some(left) = begin_of_operand(text, tokens, at) else { continue };
-        let ranked = ["*", "/", "//", "%", "**"];
-        if left > 0 && ranked.iter().any(|operator| is(left - 1, operator)) {
-            continue;
-        }
-        let Some(right) = end_of_operand(text, tokens, at + 1) else { continue };
-        if is(right, "**") || is(right, "is") {
-            continue;
-        }
-        let number = right == at + 2 && tokens[at + 1].kind == Kind::Number;
-        if number && tokens[at - 1].kind != Kind::Text {
-            continue;
-        }
-        let end = tokens[right - 1].range.end;
-        edits.push((tokens[at].range.clone(), format!("|{PERCENT}(")));
-        edits.push((end..end, ")".to_owned()));
-    }
-    edits
-}
-
-/// The first token of the operand that ends before `end`: a value with what is called, looked up and
-/// filtered of it.
-fn begin_of_operand(text: &str, tokens: &[Token], end: usize) -> Option<usize> {
-    let mut at = end.checked_sub(1)?;
-    loop {
-        let before = at.checked_sub(1);
-        let kind_before = before.map(|before| tokens[before].kind);
-        match tokens[at].kind {
-            Kind::Close => {
-                at = matching(tokens, at)?;
-                let before = at.checked_sub(1);
-                let operand = before.is_some_and(|before| ends_operand(text, &tokens[before]));
-                let group = &text[tokens[at].range.clone()] == "{";
-                if group || !operand {
-                    return Some(at);
-                }
-                at -= 1;
+            found.extend(percents(text, &tokens));
+            found.extend(comparisons(text, &tokens, is_statement));
+            // Last: what it puts behind an expression stands behind what others do.
+            if is_statement {
+                found.extend(loops(text, &tokens));
             }
-            Kind::Text if kind_before == Some(Kind::Text) => at -= 1,
-            Kind::Name | Kind::Text | Kind::Number => {
-                let joins = |token: &Token| [".", "|"].contains(&&text[token.range.clone()]);
-                match before.filter(|&before| before > 0 && joins(&tokens[before])) {
-                    Some(before) => at = before - 1,
-                    None => return Some(at),
-                }
-            }
-            Kind::Open | Kind::Operator => return None,
+            found.extend(macros.block(text, &tokens, is_statement, end));
         }
     }
-}
-
-/// The token after the operand that begins at `begin`.
-fn end_of_operand(text: &str, tokens: &[Token], begin: usize) -> Option<usize> {
-    let is = |at: usize, what: &str| tokens.get(at).is_some_and(|t| &text[t.range.clone()] == what);
-    let mut at = begin;
-    while is(at, "-") || is(at, "+") {
-        at += 1;
-    }
-    at = match tokens.get(at)?.kind {
-        Kind::Open => closing(tokens, at)? + 1,
-        Kind::Text => {
-            let texts = tokens[at..].iter().take_while(|token| token.kind == Kind::Text);
-            at + texts.count()
-        }
-        Kind::Number | Kind::Name => at + 1,
-        _ => return None,
-    };
-    loop {
-        if is(at, ".") || is(at, "|") {
-            at += 2;
-        } else if is(at, "(") || is(at, "[") {
-            at = closing(tokens, at)? + 1;
-        } else {
-            return (at <= tokens.len()).then_some(at);
-        }
-    }
-}
-
-/// Whether what follows in brackets is a call or a look-up.
-fn ends_operand(text: &str, token: &Token) -> bool {
-    const KEYWORDS: [&str; 7] = ["in", "is", "not", "and", "or", "if", "else"];
-    match token.kind {
-        Kind::Name => !KEYWORDS.contains(&&text[token.range.clone()]),
-        Kind::Close | Kind::Text => true,
-        _ => false,
-    }
-}
-
-/// The opening bracket of a closing one.
-fn matching(tokens: &[Token], close: usize) -> Option<usize> {
-    let mut depth = 0_usize;
-    (0..=close).rev().find(|&at| {
-        match tokens[at].kind {
-            Kind::Close => depth += 1,
-            Kind::Open => depth -= 1,
-            _ => {}
-        }
-        depth == 0
-    })
-}
-
-/// The closing bracket of an opening one.
-fn closing(tokens: &[Token], open: usize) -> Option<usize> {
-    let mut depth = 0_usize;
-    (open..tokens.len()).find(|&at| {
-        match tokens[at].kind {
-            Kind::Open => depth += 1,
-            Kind::Close => depth -= 1,
-            _ => {}
-        }
-        depth == 0
-    })
+    found
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chat::python::PERCENT;
 
     #[test]
     fn percent_becomes_a_filter_where_it_may_format() {
@@ -277,7 +135,56 @@ mod tests {
             ("{{ 'a' % ", "{{ 'a' % "),
             ("{{ ) % ( }} {{ % }}", "{{ ) % ( }} {{ % }}"),
         ] {
-            assert_eq!(for_minijinja(given), expected.replace("|P(", &format!("|{PERCENT}(")));
+            assert_eq!(Source::new(given).given, expected.replace("|P(", &format!("|{PERCENT}(")));
         }
+    }
+
+    #[test]
+    fn comparisons_and_loops_become_filters() {
+        for (given, expected) in [
+            ("{% if a < 1 %}", "{% if (a )|C('<', 1) %}"),
+            (
+                "{%- if x and not a.b|length >= 2 * (c - 1) or d -%}",
+                "{%- if x and not (a.b|length )|C('>=', 2 * (c - 1)) or d -%}",
+            ),
+            (
+                "{{ f(a=b > c, d=[e < 1]) if g <= h else i }}",
+                "{{ f(a=(b )|C('>', c), d=[(e )|C('<', 1)]) if (g )|C('<=', h) else i }}",
+            ),
+            (
+                "{{ a < b < c }}{{ a < b == c }}{{ a in b < c }}",
+                "{{ a < b < c }}{{ a < b == c }}{{ a in b < c }}",
+            ),
+            ("{{ '<' }} a < b {# a < b #}", "{{ '<' }} a < b {# a < b #}"),
+            ("{% set x = m.in > 1 %}", "{% set x = (m.in )|C('>', 1) %}"),
+            ("{{ < }}{{ a < }}{% if > 1 %}", "{{ < }}{{ a < }}{% if > 1 %}"),
+            (
+                "{% for a, b in c.d() | e if a > 1 %}",
+                "{% for a, b in (c.d() | e)|E if (a )|C('>', 1) %}",
+            ),
+            ("{%- for x in [1, 2] recursive -%}", "{%- for x in ([1, 2])|E recursive -%}"),
+            ("{% for x in 'a' % b %}", "{% for x in ('a' |P( b))|E %}"),
+            ("{% for x %}{% for x in %}", "{% for x %}{% for x in %}"),
+        ] {
+            let expected = expected
+                .replace("|P(", &format!("|{PERCENT}("))
+                .replace("|C(", &format!("|{}(", crate::chat::python::COMPARE))
+                .replace(")|E", &format!(")|{}", crate::chat::python::EACH));
+            assert_eq!(Source::new(given).given, expected);
+        }
+    }
+
+    #[test]
+    fn places_are_those_of_the_text_as_it_was_written() {
+        let source = Source::new("{% generation %}\r\n{% for x in y %}{{ x < z }}{{ last }}");
+        for word in ["for x", "x < z", " z }}", "{{ last }}", "last"] {
+            let given = source.given.find(word).or(source.given.find(&word.replace('<', ")|")));
+            let Some(given) = given else { continue };
+            let own = source.own.find(word).unwrap();
+            assert_eq!(source.place(given..given + 1).start, own, "{word}");
+        }
+        let end = source.given.len();
+        assert_eq!(source.place(end..end), source.own.len()..source.own.len());
+        assert_eq!(source.place(0..3), 0..16);
     }
 }

@@ -12,7 +12,8 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior};
 use regex::Regex;
 use serde_json::{Map, Value, json};
 
-use super::{python, source};
+use super::python;
+use super::source::Source;
 use crate::fault::{Code, Fault, Text};
 
 /// The name under which minijinja knows the template.
@@ -22,6 +23,7 @@ const NAME: &str = "chat_template";
 pub struct Template {
     environment: Environment<'static>,
     text: Arc<Text>,
+    source: Source,
 }
 
 /// What a template renders.
@@ -46,12 +48,15 @@ impl Template {
     /// # Errors
     /// When it is not valid Jinja, pointing at the place.
     pub fn compile(name: &str, source: &str) -> Result<Self, Fault> {
-        let text = Arc::new(Text { name: name.into(), body: source::for_minijinja(source) });
+        let source = Source::new(source);
+        let text = Arc::new(Text { name: name.into(), body: source.own.clone() });
         let mut environment = environment();
-        environment
-            .add_template_owned(NAME, text.body.clone())
-            .map_err(|error| fault("the chat template cannot be understood", &error, &text))?;
-        Ok(Template { environment, text })
+        let added = environment.add_template_owned(NAME, source.given.clone());
+        let template = Template { environment, text, source };
+        match added {
+            Ok(()) => Ok(template),
+            Err(error) => Err(template.fault("the chat template cannot be understood", &error)),
+        }
     }
 
     /// Renders a conversation into the text that the model reads.
@@ -83,7 +88,7 @@ impl Template {
                     Code::Template,
                     format!("the model's chat template refuses the conversation: {why}"),
                 ),
-                None => fault("the chat template fails on this conversation", &error, &self.text),
+                None => self.fault("the chat template fails on this conversation", &error),
             }
         })
     }
@@ -91,6 +96,15 @@ impl Template {
     /// The template's text.
     pub fn source(&self) -> &str {
         &self.text.body
+    }
+
+    fn fault(&self, what: &str, error: &Error) -> Fault {
+        let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+        let fault = Fault::new(Code::Template, format!("{what}: {detail}"));
+        match error.range() {
+            Some(range) => fault.at(&self.text, self.source.place(range)),
+            None => fault,
+        }
     }
 }
 
@@ -148,13 +162,4 @@ fn without_locale(format: &str) -> String {
         }
     }
     out
-}
-
-fn fault(what: &str, error: &Error, text: &Arc<Text>) -> Fault {
-    let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
-    let mut fault = Fault::new(Code::Template, format!("{what}: {detail}"));
-    if let Some(range) = error.range() {
-        fault = fault.at(text, range);
-    }
-    fault
 }

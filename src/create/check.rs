@@ -82,7 +82,7 @@ fn in_modelfile(recipe: &Recipe, given: &Spanned, fault: Fault) -> Fault {
     let (first, _) = modelfile.line_column(given.span.start);
     let start = modelfile.offset(first + line - 1, 1);
     let whole = modelfile.body[start..].lines().next().unwrap_or_default();
-    // Line ends apart, a template is compiled as it stands, but for a few words in other terms.
+    // They differ in their line ends alone.
     let own = place.text.body.lines().nth(line - 1).unwrap_or_default();
     let span = match whole.find(own.trim_end()) {
         Some(at) if !own.trim().is_empty() => {

@@ -783,6 +783,67 @@ strftime_now('%')
 strftime_now('')
 strftime_now('%Y-%m-%d %H:%M:%S %j %U %w %y %b %B %a %A %d %e %-d %p %I %%') | length > 40
 strftime_now('%x %X %c') | length > 30
+strftime_now('%x') == strftime_now('%m/%d/%y')
+'a' < 'b' and 2 >= 1.5 and true < 2
+[1, 2] < [1, 3]
+(messages|length) > 2 and messages | length <= 3
+3 > 2 > 1
+1 < 2 == true
+none > none
+nothing < 1
+1 >= nothing
+{'a': 1} < {'b': 2}
+messages[0].content > 3
+'x' if 'a' > 0 else 'y'
+not 'a' > 'b'
+-1 < -2 or 'b' ~ 'c' > 'b'
+{'a': 1 < 2}['a']
+[1 < 2, 2 < 1]
+'{!s:>5}|{!r:<6}|{!a}'.format('a', 'b', 'é')
+'{0!r} {x!r} {0}'.format('a', x=[1, 'b'])
+'{!x}'.format('a')
+'{:%}|{:.0%}|{:>8.1%}|{:<8.2%}|{:+.1%}'.format(0.5, 0.256, 0.256, 0.5, 0.1)
+'{:{w}}|{:>{w}}|'.format('a', 'b', w=4)
+'{a.b} {a[b]} {0[1]}'.format([1, 2], a={'b': 'c'})
+'{0[5]}'.format([1])
+'{:>5}'.format([1])
+'{:>5}'.format(none)
+'{:>5}|{:d}'.format(true, true)
+'{'.format(1)
+'}'.format(1)
+'{}{'.format(1)
+'{{{}}}'.format(1)
+'{1}'.format('a')
+'{:.3}|{:10.3f}|{:08.2f}|{:,.2f}|{:#x}|{:b}|{:o}|{:c}'.format('abcdef', 3.14159, 3.14159, 1234567.891, 255, 5, 8, 65)
+[none, none]|sort
+[none]|sort
+[3, 1, 2]|sort(reverse=true)
+[3, true, 0.5]|sort
+['b', 'A', 'a', 'B']|sort
+['b', 'A', 'a', 'B']|sort(case_sensitive=true)
+messages|sort(attribute='role')|map(attribute='role')|list
+messages|sort(attribute='role', reverse=true)|map(attribute='role')|list
+messages|sort(attribute='n')|list
+[{'a': 1, 'b': 2}, {'a': 1, 'b': 1}, {'a': 0, 'b': 3}]|sort(attribute='a,b')
+[[2, 'x'], [1, 'y']]|sort(attribute=0)
+[{'a': {'b': 2}}, {'a': {'b': 1}}]|sort(attribute='a.b')
+none|sort
+nothing|sort
+'bca'|sort
+['b', 'a', 'B']|groupby(0)|list
+messages|groupby('role')|map(attribute='grouper')|list
+messages|groupby('role')|map('first')|list
+messages|groupby('n', default=0)|map(attribute=0)|list
+[{'r': 'a'}, {'r': 'B'}, {'r': 'A'}]|groupby('r')|list
+[{'r': 'a'}, {'r': 'B'}, {'r': 'A'}]|groupby('r', case_sensitive=true)|list
+messages|join(', ', attribute='role')
+[1, none, 'a']|join('-')
+[1, 2]|join(3)
+nothing|join
+'abc'|join(',')
+{'a': 1, 'b': 2}|join
+messages[0]|attr('nope')
+'abc'|attr('nope')
 raise_exception('no')
 raise_exception()
 raise_exception('a', 'b')
@@ -869,6 +930,28 @@ TEMPLATES = [
     "{% set o = {'a': 1} %}{% set o = dict(o, b=2) %}{{ o }}{{ o.items() | list }}",
     "{% for t in [{'a': {'type': 'x', 'n': 1}}] %}{% for k, v in t.a.items() %}{{ k }}{{ v }}{% if not loop.last %}, {% endif %}{% endfor %}{% endfor %}",
     "{{ messages | tojson(indent=4) }}",
+    "{% for x in none %}{% endfor %}",
+    "{% for x in nothing %}{{ x }}{% else %}empty{% endfor %}",
+    "{% for x in messages[2].none %}{{ x }}{% endfor %}",
+    "{% for x in messages[2].none or [] %}{{ x }}{% endfor %}ok",
+    "{% for x in 5 %}{% endfor %}",
+    "{%- for k, v in {'a': 1}.items() if v > 0 -%} {{ k }}{{ v }} {%- endfor -%}",
+    "{% for x in [[1, [2]], 3] recursive %}{{ loop(x) if x is iterable else x }},{% endfor %}",
+    "{% for a in 'xy' %}{{ a }}{{ loop.length }}{{ loop.last }}{% endfor %}",
+    "{% for x in (1, 2) %}{{ x }}{% endfor %}{% for x in 1, 2 %}{{ x }}{% endfor %}",
+    "{% for x in range(3) if x is not none and x < 2 %}{{ x }}{% endfor %}",
+    "{% if messages|length > 2 and not messages[0].role < 'a' %}yes{% elif 1 > 2 %}no{% endif %}",
+    "{% if messages[0].content < 3 %}{% endif %}",
+    "{% set x = 3 > 2 %}{% set y = x if 2 < 1 else 'n' %}{{ x }}{{ y }}",
+    "{% macro f(x, y='d') %}[{{ x }}{{ y }}{{ varargs }}{{ kwargs }}]{% endmacro %}{{ f('a', 'b', 'c', z=1) }}{{ f('a') }}{{ f(y=1, x=2) }}",
+    "{% macro f() -%} {{ varargs|join('+') }} {%- endmacro %}\n{{ f() }}{{ f(1, 2) }}",
+    "{% macro f(a) %}{{ a }}{% for k, v in kwargs.items() %}{{ k }}={{ v }};{% endfor %}{% endmacro %}{{ f(1, b=2, c=3) }}",
+    "{% macro f(a) %}{{ a }}{{ kwargs }}{% endmacro %}{{ f(1, 2) }}",
+    "{% macro f(a) %}{{ a }}{{ varargs }}{% endmacro %}{{ f(1, b=2) }}",
+    "{% macro f(a) %}{{ a }}{% endmacro %}{{ f(1, 2) }}",
+    "{% macro f() %}<{{ caller(1) }}{{ kwargs }}>{% endmacro %}{% call(x) f(z=1) %}in{{ x }}{% endcall %}",
+    "{%- macro f() -%}\n {{ varargs }}\n{%- endmacro -%}\n\n x {{ f(1) }}",
+    "{% macro f(a) %}{{ a }}{{ varargs|length }}{% endmacro %}{% macro g(a) %}{{ f(a, 1, 2) }}{% endmacro %}{{ g('x') }}",
     "{% for m in messages if m.role == 'user' %}{{ loop.index }}{{ m.role }}{% else %}none{% endfor %}",
     "{% for m in messages %}{% if loop.index0 == 1 %}{% continue %}{% endif %}{{ m.role }}{% endfor %}",
     "{{ [1, 2, 3] | sum(start=1) }}{{ loop is defined }}",
@@ -880,8 +963,6 @@ TEMPLATES = [
 OTHERWISE = set(r"""
 -true
 'ǆ'.title()
-'{:.1%}'.format(0.256)
-'{!r}'.format('a')
 'abc'.translate({97: 'x'})
 'abc'.encode()
 'abc'.maketrans('a', 'b')
@@ -890,20 +971,12 @@ OTHERWISE = set(r"""
 {'a': 1}.values()
 {'a': 1}.items()
 {'a': 1}.items() is sequence
-'a' < 1
-none < 1
 1 in 'abc'
-none | join
-[3, 'a']|sort
-['b', 'A', 'c']|sort(true, true)
 'see http://example.com now'|urlize
-[{'r': 1, 'x': 'a'}, {'r': 2, 'x': 'b'}, {'r': 1, 'x': 'c'}]|groupby('r')|list
-messages|map('attr', 'role')|list
 messages|map
 messages|selectattr
 ['a', 'b']|map('upper')
 messages|selectattr('role', 'equalto', 'user')
-messages[0]|attr('role')
 ('<a>'|e) + '<b>'
 messages|map(attribute='role')|tojson
 range(3)
@@ -922,9 +995,7 @@ strftime_now('%')
 OTHERWISE |= {
     "'a\\\nb'",
     "{% set ns = namespace() %}{% set ns._x = 2 %}",
-    "{% for x in none %}{% endfor %}",
     "{% for m in messages %}{{ loop }}{% break %}{% endfor %}",
-    "{% macro f(x, y='d') %}[{{ x }}{{ y }}{{ varargs }}{{ kwargs }}]{% endmacro %}{{ f('a', 'b', 'c', z=1) }}",
     "{% macro f(x) %}{{ x is defined }}{% endmacro %}{{ f() }}{{ f.name }}{{ f.arguments }}",
     "{% include 'x' ignore missing %}ok",
     "{% autoescape true %}{{ '<a>' }}{% endautoescape %}",

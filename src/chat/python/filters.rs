@@ -9,10 +9,13 @@ use minijinja::value::{
 use minijinja::{Environment, Error, ErrorKind, State};
 use regex::Regex;
 
-use super::{Call, Result, percent, refuse, repr, str, strings};
+use super::{Call, Result, gather, order, percent, refuse, repr, str, strings};
 
 /// Filters and globals that minijinja has and jinja2 has not.
 const NOT_JINJA2: [&str; 5] = ["split", "lines", "zip", "chain", "bool"];
+
+/// The filter that a loop's items go through in templates: Python refuses to iterate over none.
+pub(in crate::chat) const EACH: &str = "__each__";
 
 /// Puts jinja2's own in place.
 pub(in crate::chat) fn add_to(environment: &mut Environment<'static>) {
@@ -52,8 +55,28 @@ pub(in crate::chat) fn add_to(environment: &mut Environment<'static>) {
     environment.add_filter("list", |value: &JinjaValue| -> Result<JinjaValue> {
         Ok(iterated(value)?.into_iter().collect())
     });
+    environment.add_filter(EACH, |value: &JinjaValue| match value.kind() {
+        ValueKind::None => Err(refuse("none is not iterable")),
+        // Of the letters of a text a loop knows how many there are.
+        ValueKind::String => Ok(iterated(value)?.into_iter().collect()),
+        _ => Ok(value.clone()),
+    });
+    environment.add_filter(
+        order::COMPARE,
+        |left: &JinjaValue, operator: &str, right: &JinjaValue| {
+            order::compare(left, operator, right)
+        },
+    );
+    environment.add_filter(gather::GATHER, gather::gather);
+    // An item of a dict is no attribute of it.
+    environment.add_filter("attr", |value: &JinjaValue, name: &str| match value.kind() {
+        ValueKind::Map if value.as_object().is_none_or(|map| map.enumerator_len().is_some()) => {
+            Ok(JinjaValue::UNDEFINED)
+        }
+        _ => value.get_attr(name),
+    });
     type Filter = fn(&JinjaValue, &Call) -> Result<JinjaValue>;
-    let with_arguments: [(&'static str, &'static [&'static str], Filter); 12] = [
+    let with_arguments: [(&'static str, &'static [&'static str], Filter); 15] = [
         ("center", &["width"], |value, call| {
             let width = call.int(0)?.unwrap_or(80);
             Ok(strings::centered(&str(value), Some(width), " ").into())
@@ -71,7 +94,10 @@ pub(in crate::chat) fn add_to(environment: &mut Environment<'static>) {
         ("filesizeformat", &["binary"], file_size),
         ("xmlattr", &["autospace"], xml_attributes),
         ("urlencode", &[], |value, _| url_encode(value).map(JinjaValue::from)),
-        ("dictsort", &["case_sensitive", "by", "reverse"], dict_sort),
+        ("dictsort", &["case_sensitive", "by", "reverse"], order::dict_sort),
+        ("sort", &["reverse", "case_sensitive", "attribute"], order::sort),
+        ("groupby", &["attribute", "default", "case_sensitive"], order::group_by),
+        ("join", &["d", "attribute"], join),
     ];
     for (name, names, filter) in with_arguments {
         environment.add_filter(
@@ -112,6 +138,15 @@ pub(super) fn iterated(value: &JinjaValue) -> Result<Vec<JinjaValue>> {
         return Err(refuse("none is not iterable"));
     }
     Ok(value.try_iter()?.collect())
+}
+
+fn join(value: &JinjaValue, call: &Call) -> Result<JinjaValue> {
+    let between = call.0[0].as_ref().map(str).unwrap_or_default();
+    let items = iterated(value)?.into_iter().map(|item| match call.get(1) {
+        Some(path) => order::attribute(&item, path).map(|value| str(&value)),
+        None => Ok(str(&item)),
+    });
+    Ok(items.collect::<Result<Vec<_>>>()?.join(&between).into())
 }
 
 fn default(value: &JinjaValue, call: &Call) -> Result<JinjaValue> {
@@ -373,52 +408,6 @@ fn url_encode(value: &JinjaValue) -> Result<String> {
         _ => return Ok(quote(value, true)),
     }
     Ok(pairs.join("&"))
-}
-
-fn dict_sort(value: &JinjaValue, call: &Call) -> Result<JinjaValue> {
-    if value.kind() != ValueKind::Map {
-        return Err(refuse("a mapping is wanted"));
-    }
-    let at = match call.text(1)?.unwrap_or("key") {
-        "key" => 0,
-        "value" => 1,
-        _ => return Err(refuse("you can only sort by either \"key\" or \"value\"")),
-    };
-    let sensitive = call.holds(0, false);
-    let mut pairs = Vec::new();
-    for key in value.try_iter()? {
-        let item = value.get_item(&key)?;
-        let by = if at == 0 { &key } else { &item };
-        let by = match by.as_str() {
-            Some(text) if !sensitive => text.to_lowercase().into(),
-            _ => by.clone(),
-        };
-        pairs.push((by, key, item));
-    }
-    comparable(pairs.iter().map(|(by, ..)| by))?;
-    pairs.sort_by(|a, b| a.0.cmp(&b.0));
-    if call.holds(2, false) {
-        // Equals keep their order, as Python's sort has it.
-        pairs.reverse();
-        pairs.sort_by(|a, b| b.0.cmp(&a.0));
-    }
-    Ok(pairs.into_iter().map(|(_, key, item)| JinjaValue::from((key, item))).collect())
-}
-
-/// Whether Python can order the values: numbers among themselves, texts among themselves, and so on.
-fn comparable<'v>(values: impl Iterator<Item = &'v JinjaValue>) -> Result<()> {
-    let kind = |value: &JinjaValue| match value.kind() {
-        ValueKind::Bool => ValueKind::Number,
-        kind => kind,
-    };
-    let mut kinds: Vec<ValueKind> = values.map(kind).collect();
-    kinds.dedup();
-    match kinds.len() {
-        0 | 1 => Ok(()),
-        _ => {
-            Err(Error::new(ErrorKind::InvalidOperation, "values of different kinds have no order"))
-        }
-    }
 }
 
 /// `dict(…)`: of a mapping or of pairs, and of what is named.

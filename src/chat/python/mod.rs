@@ -2,9 +2,12 @@
 //!
 //! A template's values enter and leave; where Python raises an exception, an error leaves.
 
+mod braces;
 mod filters;
+mod gather;
 mod json;
 mod lists;
+mod order;
 mod percent;
 mod strings;
 
@@ -14,8 +17,10 @@ use minijinja::value::{Kwargs, Rest, Tuple, Value as JinjaValue, ValueKind, from
 use minijinja::{Error, ErrorKind, State};
 use regex::Regex;
 
-pub(super) use filters::add_to;
+pub(super) use filters::{EACH, add_to};
+pub(super) use gather::GATHER;
 pub(super) use json::to_json;
+pub(super) use order::COMPARE;
 pub(super) use percent::{FILTER as PERCENT, percent};
 
 type Result<T> = std::result::Result<T, Error>;
@@ -85,6 +90,9 @@ pub(super) fn method(
     args: &[JinjaValue],
 ) -> Result<JinjaValue> {
     let own = match value.kind() {
+        ValueKind::String if method == "format" => {
+            Some(braces::format(state, value.as_str().unwrap_or_default(), args))
+        }
         ValueKind::String => strings::method(value.as_str().unwrap_or_default(), method, args),
         ValueKind::Seq => lists::method(value, method, args),
         ValueKind::Map if method == "copy" => Some(Call::of(args, &[]).map(|_| value.clone())),
@@ -111,6 +119,9 @@ fn repr(value: &JinjaValue) -> String {
     let items = || -> Vec<String> {
         value.try_iter().map(|items| items.map(|item| repr(&item)).collect()).unwrap_or_default()
     };
+    if let Some(group) = value.downcast_object_ref::<order::Group>() {
+        return repr(&group.pair().into());
+    }
     match value.kind() {
         ValueKind::Undefined => "Undefined".into(),
         ValueKind::String => repr_text(value.as_str().unwrap_or_default()),
@@ -140,6 +151,24 @@ fn repr(value: &JinjaValue) -> String {
     }
 }
 
+/// A value as Python's `ascii` writes it.
+fn ascii(value: &JinjaValue) -> String {
+    let mut out = String::new();
+    for c in repr(value).chars() {
+        if c.is_ascii() { out.push(c) } else { out.push_str(&escape(c)) }
+    }
+    out
+}
+
+/// A character by its number.
+fn escape(c: char) -> String {
+    match u32::from(c) {
+        code @ 0..=0xff => format!("\\x{code:02x}"),
+        code @ 0..=0xffff => format!("\\u{code:04x}"),
+        code => format!("\\U{code:08x}"),
+    }
+}
+
 fn repr_text(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     let mut out = String::from(quote);
@@ -151,11 +180,7 @@ fn repr_text(text: &str) -> String {
             '\\' => out.push_str("\\\\"),
             c if c == quote => out.extend(['\\', c]),
             c if is_printable(c) => out.push(c),
-            c => match u32::from(c) {
-                code @ 0..=0xff => out.push_str(&format!("\\x{code:02x}")),
-                code @ 0..=0xffff => out.push_str(&format!("\\u{code:04x}")),
-                code => out.push_str(&format!("\\U{code:08x}")),
-            },
+            c => out.push_str(&escape(c)),
         }
     }
     out.push(quote);

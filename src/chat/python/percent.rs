@@ -157,7 +157,7 @@ impl Spec {
         match kind {
             's' => Ok(self.padded("", &cut(super::str(value)), false)),
             'r' => Ok(self.padded("", &cut(repr(value)), false)),
-            'a' => Ok(self.padded("", &cut(super::json::ascii(&repr(value))), false)),
+            'a' => Ok(self.padded("", &cut(super::ascii(value)), false)),
             'c' => {
                 let text = match value.as_str() {
                     Some(text) if text.chars().count() == 1 => text.to_owned(),
