@@ -17,6 +17,8 @@ pub struct Report {
     pub version: &'static str,
     /// The MLX in use; nothing in a build without it.
     pub mlx: Option<Found>,
+    /// What computes models here, unless --backend says otherwise; nothing without MLX.
+    pub computes: Option<Computes>,
     /// The builds of MLX for this system, in order of preference.
     pub backends: Vec<Backend>,
     /// The C++ compiler with which MLX fuses operations while a model runs.
@@ -27,6 +29,15 @@ pub struct Report {
     pub store: Place,
     /// What is lacking, most important first.
     pub needs: Vec<Need>,
+}
+
+/// What computes models.
+#[derive(Debug, Serialize)]
+pub struct Computes {
+    /// `cpu`, lathe's own kernels, or `graph`, MLX's operations alone.
+    pub backend: &'static str,
+    /// Why.
+    pub because: String,
 }
 
 /// What became of asking MLX.
@@ -137,6 +148,7 @@ pub fn examine(store: &Store) -> Report {
     let mut report = Report {
         version: env!("CARGO_PKG_VERSION"),
         mlx: mlx(),
+        computes: computes(),
         backends: backends(std::env::consts::OS, Path::new(".mlx")),
         compiler: ["c++", "g++", "clang++"].into_iter().find_map(|name| tool(Path::new(name))),
         python: python(),
@@ -159,6 +171,20 @@ fn mlx() -> Option<Found> {
 
 #[cfg(not(feature = "mlx"))]
 fn mlx() -> Option<Found> {
+    None
+}
+
+#[cfg(feature = "mlx")]
+fn computes() -> Option<Computes> {
+    use crate::model::{Backend, Compute};
+
+    let device = crate::mlx::info().ok()?.device;
+    let backend = Compute::of(Backend::Auto).name();
+    Some(Computes { backend, because: format!("MLX's default device is the {device:?}") })
+}
+
+#[cfg(not(feature = "mlx"))]
+fn computes() -> Option<Computes> {
     None
 }
 

@@ -146,9 +146,61 @@ pub enum Gate {
     Sigmoid,
     /// max(x, 0).
     Relu,
+    /// x × Φ(x).
+    Gelu,
+    /// max(x, 0)².
+    Relu2,
+    /// ln(1 + e^x).
+    Softplus,
+}
+
+/// cap × tanh(x / cap) of each.
+pub fn soft_cap(x: &mut [f32], cap: f32) {
+    x.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
+}
+
+/// (x - mean) × (variance + eps)^-½ × weight + bias of each row.
+pub fn layer_norm(
+    x: &[f32],
+    weight: Option<&[f32]>,
+    bias: Option<&[f32]>,
+    eps: f32,
+    width: usize,
+    out: &mut [f32],
+) {
+    for (x, out) in x.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+        let mean = sum(x, |x| x) / width as f32;
+        let scale = 1.0 / (sum(x, |x| (x - mean) * (x - mean)) / width as f32 + eps).sqrt();
+        for (i, (out, x)) in out.iter_mut().zip(x).enumerate() {
+            let weight = weight.map_or(1.0, |weight| weight[i]);
+            *out = (x - mean) * scale * weight + bias.map_or(0.0, |bias| bias[i]);
+        }
+    }
+}
+
+fn erf(x: f32) -> f32 {
+    let t = 1.0 / (1.0 + 0.5 * f64::from(x).abs());
+    let z = f64::from(x).abs();
+    let r = t
+        * (-z * z - 1.26551223
+            + t * (1.00002368
+                + t * (0.37409196
+                    + t * (0.09678418
+                        + t * (-0.18628806
+                            + t * (0.27886807
+                                + t * (-1.13520398
+                                    + t * (1.48851587 + t * (-0.82215223 + t * 0.17087277)))))))))
+            .exp();
+    (if x >= 0.0 { 1.0 - r } else { r - 1.0 }) as f32
 }
 
 impl Gate {
+    /// The function of each, in its place.
+    pub fn of(self, x: &mut [f32]) {
+        let ones = vec![1.0; x.len()];
+        self.apply(x, &ones);
+    }
+
     /// The function of each `gate`, times `by`, in its place.
     ///
     /// # Panics
@@ -159,6 +211,11 @@ impl Gate {
             Gate::Silu => each(gate, by, |x| x * sigmoid(x)),
             Gate::Sigmoid => each(gate, by, sigmoid),
             Gate::Relu => each(gate, by, |x| x.max(0.0)),
+            Gate::Relu2 => each(gate, by, |x| x.max(0.0) * x.max(0.0)),
+            Gate::Softplus => each(gate, by, |x| x.max(0.0) + (-x.abs()).exp().ln_1p()),
+            Gate::Gelu => {
+                each(gate, by, |x| 0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2)))
+            }
             Gate::GeluTanh => each(gate, by, |x| {
                 // (1 + tanh(y)) / 2 is sigmoid(2 y).
                 let twice = 2.0 * (2.0 / std::f32::consts::PI).sqrt();

@@ -22,7 +22,7 @@ mod vectorized;
 mod x86;
 
 pub use attention::{Heads, Sight, attend};
-pub use elements::{Gate, RowNorm, Strided, Turn, heads, rms_norm};
+pub use elements::{Gate, RowNorm, Strided, Turn, heads, layer_norm, rms_norm, soft_cap};
 pub use instructions::Instructions;
 pub use recurrent::{Band, Conv, GatedDelta, Mamba2, conv, gated_delta, mamba2};
 pub use team::in_parallel;

@@ -1,147 +1,158 @@
 //! cache: what a sequence remembers, layer by layer.
 //!
-//! A [`Cache`] belongs to one sequence and holds a [`LayerCache`] for every layer that remembers
-//! something; a forward pass is given one cache for each row of its batch, so splitting a batch
-//! and merging it again is moving values. All layers stand at one offset, the number of tokens
-//! written. Two kinds of layer share the trait [`Remembers`]: [`keys::KeyCache`] (of everything,
-//! or of a sliding window) and [`state::StateCache`] (a recurrent state).
+//! A [`Cache`] belongs to one sequence and holds a [`Layer`] for every module that remembers
+//! something. What a layer holds is its backend's (`model::cpu::cache`, `model::graph::cache`);
+//! how layers go on, come back and are shared is here.
 //!
-//! Going back: keys can be cut off at any earlier offset (within a window's slack); a recurrent
-//! state only exists at the offsets for which a snapshot was scheduled in the batch. A [`Mark`]
-//! keeps what writing on would forget, so that the cache can come back to where it was taken.
-
-pub mod keys;
-pub mod state;
-
-use mlx_rs::Array;
+//! **Staged and settled.** A pass writes its tokens beyond the settled ones. [`Cache::settle`] says
+//! how many of all tokens stay: those of a pass that went well, the accepted ones of a draft, fewer
+//! than there were when a conversation is cut. What a failed pass wrote is dropped by settling where
+//! the cache was.
+//!
+//! **Coming back.** Keys can be cut off at any earlier offset (in a window's layer, within its
+//! slack); a recurrent state is run again from its last base, as far back as that reaches. For
+//! offsets beyond, a [`Mark`] keeps what writing on would forget, and [`Cache::share`] all of it:
+//! by reference, as what is sealed is never written again.
 
 use crate::fault::{Code, Fault};
-use keys::KeyCache;
-use state::StateCache;
 
-/// What the caches of all layers can do.
-pub trait Remembers {
+/// What one module remembers of a sequence.
+pub trait Layer: Clone {
     /// Whether writing on forgets what is needed to come back to the present offset.
     fn forgets(&self) -> bool;
-    /// Whether it can go back to `offset` tokens.
+
+    /// Whether [`settle`](Layer::settle) can go to `offset`, which is not beyond what is written.
     fn reaches(&self, offset: usize) -> bool;
-    /// Goes back to `offset` tokens, which it [`reaches`](Remembers::reaches).
-    fn rollback(&mut self, offset: usize);
-    /// The arrays that hold it, to be evaluated together with a pass's result.
-    fn arrays(&self) -> Vec<&Array>;
-    /// Bytes held.
-    fn bytes(&self) -> usize {
-        self.arrays().iter().map(|array| array.nbytes()).sum()
-    }
-}
 
-/// What one layer remembers.
-#[derive(Clone, Debug)]
-pub enum LayerCache {
-    /// Keys and values.
-    Keys(KeyCache),
-    /// A recurrent state.
-    State(StateCache),
-}
+    /// Keeps the first `offset` tokens, which it [`reaches`](Layer::reaches), and drops the others.
+    fn settle(&mut self, offset: usize);
 
-impl LayerCache {
-    fn inner(&self) -> &dyn Remembers {
-        match self {
-            LayerCache::Keys(keys) => keys,
-            LayerCache::State(state) => state,
-        }
-    }
+    /// A copy of the settled tokens that shares with this one what neither writes again.
+    fn share(&mut self) -> Self;
 
-    fn inner_mut(&mut self) -> &mut dyn Remembers {
-        match self {
-            LayerCache::Keys(keys) => keys,
-            LayerCache::State(state) => state,
-        }
-    }
-}
+    /// No more of it than the tokens to come see.
+    fn latest(&mut self) -> Self;
 
-/// What a cache needs to come back to an offset: of each layer what it would forget, and nothing
-/// of layers whose keys can be cut off anywhere.
-#[derive(Clone, Debug)]
-pub struct Mark {
-    layers: Vec<Option<LayerCache>>,
-    offset: usize,
-}
-
-impl Mark {
-    /// Tokens written when it was taken.
-    pub fn offset(&self) -> usize {
-        self.offset
-    }
-
-    /// Bytes held.
-    pub fn bytes(&self) -> usize {
-        self.layers.iter().flatten().map(|layer| layer.inner().bytes()).sum()
-    }
+    /// Tells each allocation: where it is, and its bytes. Shared ones are told by each that shares.
+    fn allocations(&self, each: &mut dyn FnMut(usize, usize));
 }
 
 /// What one sequence remembers.
-///
-/// Cloning it is a snapshot: the arrays are shared until one of the two writes.
+#[derive(Debug)]
+pub struct Cache<L> {
+    layers: Vec<L>,
+    offset: usize,
+    /// Tokens that a pass has written beyond.
+    staged: usize,
+}
+
+/// What a cache needs to come back to an offset: of each layer what it would forget, and nothing
+/// of layers that can be cut off anywhere.
 #[derive(Clone, Debug)]
-pub struct Cache {
-    layers: Vec<LayerCache>,
+pub struct Mark<L> {
+    layers: Vec<Option<L>>,
     offset: usize,
 }
 
-impl Cache {
-    /// An empty cache of the given layers, in the order of their slots.
-    pub fn new(layers: Vec<LayerCache>) -> Cache {
-        Cache { layers, offset: 0 }
-    }
-
-    /// Tokens written.
+impl<L: Layer> Mark<L> {
+    /// Tokens settled when it was taken.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        self.layers.iter().map(|layer| layer.inner().bytes()).sum()
+        bytes(self.layers.iter().flatten())
+    }
+}
+
+impl<L: Layer> Cache<L> {
+    /// An empty cache of the given layers, in the order of their slots.
+    pub fn new(layers: Vec<L>) -> Cache<L> {
+        Cache { layers, offset: 0, staged: 0 }
     }
 
-    /// The cache as it is now, for [`restore`](Cache::restore).
-    pub fn snapshot(&self) -> Cache {
-        self.clone()
+    /// Tokens settled.
+    pub fn offset(&self) -> usize {
+        self.offset
     }
 
-    /// Takes a snapshot's place: of this sequence or of another of the same model.
-    pub fn restore(&mut self, snapshot: &Cache) {
-        *self = snapshot.clone();
+    /// Tokens that the last pass has written and that are not settled.
+    pub fn staged(&self) -> usize {
+        self.staged
+    }
+
+    /// Bytes held, what is shared too.
+    pub fn bytes(&self) -> usize {
+        bytes(self.layers.iter())
+    }
+
+    /// Tells each allocation, as [`Layer::allocations`].
+    pub fn allocations(&self, each: &mut dyn FnMut(usize, usize)) {
+        self.layers.iter().for_each(|layer| layer.allocations(each));
     }
 
     /// Whether writing on puts the present offset out of reach of some layer.
     pub fn forgets(&self) -> bool {
-        self.layers.iter().any(|layer| layer.inner().forgets())
+        self.layers.iter().any(Layer::forgets)
+    }
+
+    /// Whether every layer can go to `offset`.
+    pub fn reaches(&self, offset: usize) -> bool {
+        offset <= self.offset + self.staged && self.layers.iter().all(|layer| layer.reaches(offset))
+    }
+
+    /// Keeps the first `offset` tokens, settled and staged ones, and drops the others.
+    ///
+    /// # Errors
+    /// When some layer cannot go there; nothing is changed then.
+    pub fn settle(&mut self, offset: usize) -> Result<(), Fault> {
+        if !self.reaches(offset) {
+            let message = format!(
+                "the cache cannot go from {} tokens, {} of them staged, to {offset}",
+                self.offset + self.staged,
+                self.staged
+            );
+            return Err(Fault::new(Code::Internal, message));
+        }
+        self.layers.iter_mut().for_each(|layer| layer.settle(offset));
+        (self.offset, self.staged) = (offset, 0);
+        Ok(())
+    }
+
+    /// Settles all that is staged.
+    pub fn commit(&mut self) {
+        self.offset += self.staged;
+        self.staged = 0;
+        self.layers.iter_mut().for_each(|layer| layer.settle(self.offset));
+    }
+
+    /// Drops all that is staged, and what a pass that failed has written of some layers.
+    pub fn discard(&mut self) {
+        self.staged = 0;
+        self.layers.iter_mut().for_each(|layer| layer.settle(self.offset));
+    }
+
+    /// The cache as it is, for this sequence or another of the same model: what is sealed is shared.
+    pub fn share(&mut self) -> Cache<L> {
+        self.discard();
+        let layers = self.layers.iter_mut().map(Layer::share).collect();
+        Cache { layers, offset: self.offset, staged: 0 }
     }
 
     /// What [`Cache::return_to`] needs to come back here however much is written meanwhile.
-    ///
-    /// # Errors
-    /// When MLX fails.
-    pub fn mark(&self) -> Result<Mark, Fault> {
-        let kept = |layer: &LayerCache| match layer {
-            layer if !layer.inner().forgets() => Ok(None),
-            LayerCache::Keys(keys) => keys.latest().map(LayerCache::Keys).map(Some),
-            LayerCache::State(state) => Ok(Some(LayerCache::State(state.clone()))),
-        };
-        let layers = self.layers.iter().map(kept).collect::<Result<_, _>>();
-        let layers =
-            layers.map_err(|error| Fault::new(Code::Compute, format!("MLX: {}", error.what())))?;
-        Ok(Mark { layers, offset: self.offset })
+    pub fn mark(&mut self) -> Mark<L> {
+        self.discard();
+        let kept = |layer: &mut L| layer.forgets().then(|| layer.latest());
+        Mark { layers: self.layers.iter_mut().map(kept).collect(), offset: self.offset }
     }
 
-    /// Comes back to a mark of this cache that is not beyond what is written now; the tokens up to
+    /// Comes back to a mark of this cache that is not beyond what is settled now; the tokens up to
     /// it must not have been replaced by others.
     ///
     /// # Errors
-    /// When the mark is beyond.
-    pub fn return_to(&mut self, mark: &Mark) -> Result<(), Fault> {
+    /// When the mark is beyond, or another model's.
+    pub fn return_to(&mut self, mark: &Mark<L>) -> Result<(), Fault> {
         if mark.offset > self.offset || self.layers.len() != mark.layers.len() {
             let message =
                 format!("a mark at {} tokens is not of a cache of {}", mark.offset, self.offset);
@@ -150,52 +161,31 @@ impl Cache {
         for (layer, kept) in self.layers.iter_mut().zip(&mark.layers) {
             match kept {
                 Some(kept) => *layer = kept.clone(),
-                None => layer.inner_mut().rollback(mark.offset),
+                None => layer.settle(mark.offset),
             }
         }
-        self.offset = mark.offset;
+        (self.offset, self.staged) = (mark.offset, 0);
         Ok(())
     }
 
-    /// Whether every layer can go back to `offset` tokens.
-    pub fn reaches(&self, offset: usize) -> bool {
-        offset <= self.offset && self.layers.iter().all(|layer| layer.inner().reaches(offset))
+    /// The layers, by slot.
+    pub fn layers(&self) -> &[L] {
+        &self.layers
     }
 
-    /// Goes back to `offset` tokens.
-    pub fn rollback(&mut self, offset: usize) -> Result<(), Fault> {
-        if !self.reaches(offset) {
-            let message = format!(
-                "the cache cannot go back from {} tokens to {offset}: no snapshot was scheduled \
-                 there",
-                self.offset
-            );
-            return Err(Fault::new(Code::Internal, message));
-        }
-        for layer in &mut self.layers {
-            layer.inner_mut().rollback(offset);
-        }
-        self.offset = offset;
-        Ok(())
-    }
-
-    /// The arrays that hold it, to be evaluated together with a pass's result.
-    pub fn arrays(&self) -> impl Iterator<Item = &Array> {
-        self.layers.iter().flat_map(|layer| layer.inner().arrays())
-    }
-
-    /// One layer's memory.
-    pub fn layer(&self, slot: usize) -> &LayerCache {
-        &self.layers[slot]
-    }
-
-    /// One layer's memory, to be written.
-    pub fn layer_mut(&mut self, slot: usize) -> &mut LayerCache {
+    /// One layer's memory, to be written by a pass.
+    pub fn layer_mut(&mut self, slot: usize) -> &mut L {
         &mut self.layers[slot]
     }
 
-    /// Notes that all layers have been written `tokens` further.
-    pub fn advance(&mut self, tokens: usize) {
-        self.offset += tokens;
+    /// Notes that a pass has written `tokens` of all layers.
+    pub fn stage(&mut self, tokens: usize) {
+        self.staged = tokens;
     }
+}
+
+fn bytes<'a, L: Layer + 'a>(layers: impl Iterator<Item = &'a L>) -> usize {
+    let mut sum = 0;
+    layers.for_each(|layer| layer.allocations(&mut |_, bytes| sum += bytes));
+    sum
 }

@@ -40,19 +40,20 @@ impl OutputArg {
     }
 }
 
-/// What computes a model.
-#[cfg(feature = "mlx")]
-#[derive(Args)]
+/// What computes a model: nothing in a build without MLX.
+#[derive(Args, Default)]
 pub struct BackendArg {
     /// What computes: lathe's kernels on the CPU, or MLX's operations alone; auto takes the
     /// kernels where MLX has no GPU
+    #[cfg(feature = "mlx")]
     #[arg(long, value_enum, default_value_t = BackendName::Auto, value_name = "BACKEND")]
     backend: BackendName,
 }
 
 #[cfg(feature = "mlx")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum BackendName {
+    #[default]
     Auto,
     Cpu,
     Graph,

@@ -9,7 +9,7 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::args::StoreArg;
+use super::args::{BackendArg, StoreArg};
 use super::progress::{Audience, Reporter};
 use super::{interrupt, ui};
 use crate::create::{self, Created, Prepared, Recipe, Settings};
@@ -87,6 +87,8 @@ pub struct Create {
     /// Leave out the check that the model still predicts a plain sentence
     #[arg(long, help_heading = "Work")]
     no_smoke: bool,
+    #[command(flatten)]
+    backend: BackendArg,
     /// Say nothing but faults and warnings; with --output json or yaml, the result alone
     #[arg(long, help_heading = "Work")]
     quiet: bool,
@@ -185,7 +187,7 @@ fn create(args: &Create) -> Result<Outcome, Faults> {
         // Of a model that cannot run the plan's warnings say why.
         if !args.no_smoke && prepared.runs {
             write::Progress::phase(&progress, write::CHECKING);
-            smoke.replace(check(writer, manifest)?);
+            smoke.replace(check(writer, manifest, &args.backend)?);
         }
         Ok(())
     });
@@ -228,9 +230,13 @@ pub(super) struct Smoke {
 
 /// Whether what was written still predicts text.
 #[cfg(feature = "mlx")]
-pub(super) fn check(writer: &Writer, manifest: &Manifest) -> Result<Option<Smoke>, Faults> {
+pub(super) fn check(
+    writer: &Writer,
+    manifest: &Manifest,
+    backend: &BackendArg,
+) -> Result<Option<Smoke>, Faults> {
     use crate::engine::smoke::{Checked, check};
-    let checked = check(writer, manifest)?;
+    let checked = check(writer, manifest, backend.backend())?;
     let (runs, why) = match checked {
         Checked::Predicts { loss, uniform } => {
             let note = format!(
@@ -265,7 +271,7 @@ pub(super) fn check(writer: &Writer, manifest: &Manifest) -> Result<Option<Smoke
 
 /// Without MLX nothing can be run.
 #[cfg(not(feature = "mlx"))]
-pub(super) fn check(_: &Writer, _: &Manifest) -> Result<Option<Smoke>, Faults> {
+pub(super) fn check(_: &Writer, _: &Manifest, _: &BackendArg) -> Result<Option<Smoke>, Faults> {
     Ok(None)
 }
 

@@ -92,11 +92,15 @@ fn mlx(report: &Report) -> Vec<[String; 2]> {
                 Blas::Reference => "the reference BLAS of the wheel: slow".into(),
                 Blas::Accelerate => "Accelerate".into(),
             };
-            vec![
+            let mut lines = vec![
                 line("MLX", &format!("{} ({})", info.version, info.library.display())),
                 line("device", &format!("{:?}", info.device).to_lowercase()),
                 line("matrix products", &blas),
-            ]
+            ];
+            if let Some(doctor::Computes { backend, because }) = &report.computes {
+                lines.push(line("backend", &format!("{backend}: {because}")));
+            }
+            lines
         }
     }
 }

@@ -16,7 +16,7 @@ use signal_hook::low_level::emulate_default_handler;
 
 use super::args::{BackendArg, OutputArg, StoreArg};
 use super::ui;
-use crate::engine::{Answer, Engine, Event, Loading, Options, Prompt, Reason, Request, Session};
+use crate::engine::{Answer, Engine, Event, Loading, Options, Prompt, Reason, Request, Scheduler};
 use crate::fault::{Code, Fault, Faults};
 use crate::store::Name;
 use screen::Screen;
@@ -258,8 +258,8 @@ fn once(
     let request = Request { prompt, options };
     let json = args.output.json();
     let mut tokens = Vec::new();
-    let mut session = Session::default();
-    let answer = engine.answer(&mut session, &request, &|| !interrupted(), &mut |event| {
+    let mut scheduler = Scheduler::for_talk();
+    let answer = engine.answer(&mut scheduler, &request, &|| !interrupted(), &mut |event| {
         if let Event::Token(choice) = &event {
             tokens.push(json!({
                 "token": engine.tokenizer().token(choice.id),
@@ -282,7 +282,7 @@ fn once(
     if json {
         ui::print_json(&document(engine, &answer, tokens, args));
     } else {
-        screen.end(&answer, engine, &session)?;
+        screen.end(&answer, engine, &mut scheduler)?;
     }
     Ok(if interrupted() { Ended::Interrupted } else { Ended::Whole })
 }

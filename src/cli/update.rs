@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::json;
 
-use super::args::{OutputArg, StoreArg};
+use super::args::{BackendArg, OutputArg, StoreArg};
 use super::{create, ui};
 use crate::fault::{Code, Fault, Faults};
 use crate::store::{Committed, Name};
@@ -68,7 +68,7 @@ fn update(args: &Update) -> Result<(Planned, Option<Committed>), Faults> {
     }
     let done = planned.write(&store, &|writer, manifest| {
         if !args.no_smoke
-            && let Some(smoke) = create::check(writer, manifest)?
+            && let Some(smoke) = create::check(writer, manifest, &BackendArg::default())?
             && !args.output.json()
         {
             ui::note(&smoke.note);

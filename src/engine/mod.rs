@@ -2,30 +2,39 @@
 //!
 //! [`Engine`] holds a loaded model with everything that a conversation needs of it. A [`Request`]
 //! is a plain text or a conversation; its answer streams through a callback as [`Event`]s and is
-//! returned whole. A [`Session`] keeps what a conversation left in memory, so that the next turn
-//! runs only what is new. [`smoke`] is the check after `create`, and
-//! [`reference`] compares a model with what another program computed.
+//! returned whole.
+//!
+//! Below that are tokens: a [`Sequence`] is one answer in the making and owns all of its state; a
+//! [`Scheduler`] packs what is due of any number of them into one pass after the other, and keeps
+//! what has been run ([`Prefixes`]), so that the next turn of a conversation runs only what is new.
+//!
+//! [`smoke`] is the check after `create`, and [`reference`] compares a model with what another
+//! program computed.
 
-mod generate;
 mod load;
 mod options;
+mod prefixes;
 pub mod reference;
+mod scheduler;
+mod sequence;
 pub mod smoke;
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-pub use generate::{Reason, Session, Statistics};
 pub use load::{Engine, Loading, model};
 pub use options::Options;
+pub use prefixes::{Beginning, Prefixes};
+pub use scheduler::{Happened, Id, Scheduler};
+pub use sequence::{Limits, Reason, Sequence, Start, Statistics};
 
 use crate::chat::{Conversation, Piece, ToolCall, special_variables};
 use crate::fault::{Code, Fault};
 use crate::sample::{Choice, Sampler, StopStrings};
 use crate::tokenizer::Kept;
-use generate::{Limits, generate};
 
 /// What is to be answered.
 #[derive(Clone, Debug)]
@@ -168,14 +177,14 @@ impl Engine {
         }
     }
 
-    /// Answers a request. Events are given to `on_event` as they happen; breaking there ends the
+    /// Answers a request, by a scheduler that no other sequence is in. Events are given to `on_event` as they happen; breaking there ends the
     /// answer with [`Reason::Cancelled`], and so does `go_on` when it says no during prefill.
     ///
     /// # Errors
     /// When the prompt cannot be rendered or is longer than the context, or MLX fails.
     pub fn answer(
         &self,
-        session: &mut Session,
+        scheduler: &mut Scheduler,
         request: &Request,
         go_on: &dyn Fn() -> bool,
         on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
@@ -200,28 +209,55 @@ impl Engine {
             return Err(self.too_long(&ids.len().to_string(), context));
         }
         let mut words = Words::new(self, request, &rendered)?;
-        let mut sampler = Sampler::new(options.sampling.clone());
-        let wants_tokens = options.sampling.logprobs.is_some();
-        let mut on_token = |choice: &Choice| {
-            if wants_tokens && on_event(Event::Token(choice.clone())).is_break() {
-                return ControlFlow::Break(Reason::Cancelled);
-            }
-            words.push(choice.id, on_event)
-        };
-        let lasting = self.lasting(request, &rendered, &ids);
-        let prompt = generate::Prompt { tokens: &ids, lasting };
+        let lasting = [self.lasting(request, &rendered, &ids)];
+        let start = Start { tokens: &ids, lasting: &lasting };
         let limits = Limits {
             max_tokens: options.max_tokens.unwrap_or(usize::MAX),
             context,
-            is_end: &|id| self.tokenizer.is_end(id),
+            ends: Arc::new(self.tokenizer.ends().clone()),
         };
-        let (reason, statistics) =
-            generate(&self.model, session, prompt, &mut sampler, &limits, go_on, &mut on_token)?;
+        let sampler = Sampler::new(options.sampling.clone());
+        let id = scheduler.add(&self.model, start, sampler, limits)?;
+        let ended = self.run_alone(scheduler, &mut words, go_on, on_event);
+        let statistics = scheduler.remove(id).unwrap_or_default();
+        let reason = ended?;
         // What was held back in case it became a stop string or a mark.
         if reason != Reason::Cancelled {
             let _ = words.finish(on_event);
         }
         Ok(words.answer(reason, statistics))
+    }
+
+    /// Runs the only sequence of a scheduler to its end.
+    fn run_alone(
+        &self,
+        scheduler: &mut Scheduler,
+        words: &mut Words,
+        go_on: &dyn Fn() -> bool,
+        on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
+    ) -> Result<Reason, Fault> {
+        loop {
+            if !go_on() {
+                return Ok(Reason::Cancelled);
+            }
+            for (id, happened) in scheduler.step(&self.model) {
+                match happened {
+                    Happened::Failed(fault) => return Err(fault),
+                    Happened::Ended => {
+                        let ended = scheduler.get(id).and_then(Sequence::ended);
+                        return Ok(ended.unwrap_or(Reason::Cancelled));
+                    }
+                    Happened::Chose(choice) => {
+                        if words.wants_tokens && on_event(Event::Token(choice.clone())).is_break() {
+                            return Ok(Reason::Cancelled);
+                        }
+                        if let ControlFlow::Break(reason) = words.push(choice.id, on_event) {
+                            return Ok(reason);
+                        }
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -230,6 +266,8 @@ struct Words<'a> {
     stream: crate::tokenizer::Stream<'a>,
     stops: StopStrings,
     stopped: bool,
+    /// Whether the request asks for log-probabilities.
+    wants_tokens: bool,
     /// `None` for plain prompts, whose answers are shown as they are.
     parser: Option<crate::chat::AnswerParser<'a>>,
     answer: Answer,
@@ -248,6 +286,7 @@ impl<'a> Words<'a> {
             stream: engine.tokenizer.stream(kept),
             stops: StopStrings::new(request.options.stops.iter().cloned()),
             stopped: false,
+            wants_tokens: request.options.sampling.logprobs.is_some(),
             parser,
             answer: Answer {
                 text: String::new(),

@@ -9,10 +9,8 @@ use std::path::Path;
 use mlx_rs::{Array, Dtype};
 use serde::Serialize;
 
-use super::generate::failed;
-use crate::cache::Cache;
 use crate::fault::{Code, Fault};
-use crate::model::{Batch, Logits, Model};
+use crate::model::{Cache, Logits, Model, Pass};
 
 /// What another program computed.
 pub struct Reference {
@@ -95,15 +93,10 @@ impl Reference {
     pub fn compare(&self, model: &Model) -> Result<Comparison, Fault> {
         let mut cache = model.new_cache();
         let pass = |cache: &mut Cache, tokens: &[u32], wanted| -> Result<Vec<f32>, Fault> {
-            let batch = Batch::one(tokens, cache.offset(), wanted);
-            let output = model.forward(&batch, &mut [&mut *cache])?;
-            let none = || Fault::new(Code::Internal, "a pass gave no logits");
-            let logits = output.logits.ok_or_else(none)?;
-            mlx_rs::transforms::eval(cache.arrays().chain([&logits])).map_err(failed)?;
-            let logits: &[f32] = logits.try_as_slice().map_err(|error| {
-                Fault::new(Code::Compute, format!("the logits cannot be read: {error}"))
-            })?;
-            Ok(logits.to_vec())
+            let pass = Pass::one(tokens, cache.offset(), wanted);
+            let output = model.forward(&pass, &mut [&mut *cache])?;
+            cache.commit();
+            output.logits.into_host()
         };
         let logits = pass(&mut cache, &self.ids, Logits::All)?;
         if logits.len() != self.logits.len() {
@@ -160,4 +153,8 @@ fn likeliest(logits: &[f32]) -> u32 {
         }
     }
     best as u32
+}
+
+fn failed(error: mlx_rs::error::Exception) -> Fault {
+    crate::mlx::Error::from(error).into()
 }

@@ -5,10 +5,9 @@
 
 use std::collections::HashSet;
 
-use super::generate::failed;
 use super::load::{Loading, files_of, is_of_target, model_of, policy_of};
 use crate::fault::{Code, Fault, Faults};
-use crate::model::{Batch, Blobs, Logits, Model};
+use crate::model::{Backend, Blobs, Logits, Model, Pass};
 use crate::store::{Layer, Manifest, Writer, media};
 use crate::tokenizer::Tokenizer;
 use crate::write::machine_memory;
@@ -55,13 +54,14 @@ pub enum Checked {
 /// # Errors
 /// Code `smoke-check` when the model gives no numbers or a wildly wrong loss; other codes when
 /// its files cannot be read.
-pub fn check(writer: &Writer, manifest: &Manifest) -> Result<Checked, Faults> {
+pub fn check(writer: &Writer, manifest: &Manifest, backend: Backend) -> Result<Checked, Faults> {
+    let loading = Loading { backend, ..Loading::default() };
     let read = |layer: &Layer| {
         let path = writer.path(&layer.digest);
         std::fs::read(&path).map_err(|error| Fault::io("read", &path, &error))
     };
     let files = files_of(manifest, read)?;
-    let policy = policy_of(manifest, &files, "the model", Loading::default(), read)?;
+    let policy = policy_of(manifest, &files, "the model", loading, read)?;
     if policy.decoder.is_none() {
         return Ok(Checked::OnlyImports);
     }
@@ -82,7 +82,7 @@ pub fn check(writer: &Writer, manifest: &Manifest) -> Result<Checked, Faults> {
         return Ok(Checked::CannotSpell);
     }
     let source = Blobs::open(tensors.iter().map(|layer| writer.path(&layer.digest)))?;
-    let model = match model_of(source, &files, &policy, Loading::default()) {
+    let model = match model_of(source, &files, &policy, loading) {
         Ok(model) => model,
         Err(faults)
             if faults.0.iter().all(|f| matches!(f.code, Code::Decoder | Code::Ambiguous)) =>
@@ -118,14 +118,9 @@ fn wrong(what: String) -> Fault {
 /// Mean loss of each token after those before it, in nats, and the vocabulary's size.
 pub fn loss(model: &Model, ids: &[u32]) -> Result<(f64, usize), Fault> {
     let mut cache = model.new_cache();
-    let output = model.forward(&Batch::one(ids, 0, Logits::All), &mut [&mut cache])?;
-    let logits =
-        output.logits.ok_or_else(|| Fault::new(Code::Internal, "a pass gave no logits"))?;
-    logits.eval().map_err(failed)?;
-    let vocabulary = logits.shape().last().map_or(0, |&n| n as usize);
-    let flat: &[f32] = logits.try_as_slice().map_err(|error| {
-        Fault::new(Code::Compute, format!("the logits cannot be read: {error}"))
-    })?;
+    let output = model.forward(&Pass::one(ids, 0, Logits::All), &mut [&mut cache])?;
+    let vocabulary = output.logits.width();
+    let flat = output.logits.into_host()?;
     let losses = flat.chunks_exact(vocabulary).zip(&ids[1..]).map(|(row, &next)| {
         let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let sum: f64 = row.iter().map(|&logit| f64::from(logit - most).exp()).sum();

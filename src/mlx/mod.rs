@@ -17,7 +17,6 @@
 pub mod array;
 pub mod device;
 mod error;
-pub mod host;
 pub mod quant;
 mod raw;
 pub mod slice;

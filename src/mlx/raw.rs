@@ -47,20 +47,6 @@ pub(super) fn check(status: c_int) -> Result<()> {
     Err(Error::mlx(&message.unwrap_or_else(|| format!("an operation failed with status {status}"))))
 }
 
-/// Runs an operation that makes so many arrays.
-pub(super) fn several(
-    count: usize,
-    operation: impl FnOnce(*mut mlx_sys::mlx_array) -> c_int,
-) -> Result<Vec<Array>> {
-    init();
-    // SAFETY: makes empty arrays, without arguments.
-    let mut outs: Vec<_> = (0..count).map(|_| unsafe { mlx_sys::mlx_array_new() }).collect();
-    let status = operation(outs.as_mut_ptr());
-    // SAFETY: these are arrays of ours, empty or made by the operation; `Array` frees them.
-    let outs = outs.into_iter().map(|out| unsafe { Array::from_ptr(out) }).collect();
-    check(status).map(|()| outs)
-}
-
 /// Runs an operation that makes an array.
 pub(super) fn array(operation: impl FnOnce(*mut mlx_sys::mlx_array) -> c_int) -> Result<Array> {
     init();

@@ -7,27 +7,26 @@
 
 use std::path::{Path, PathBuf};
 
-use lathe::cache::Cache;
 use lathe::decoder::description::{Decoder, Expr};
-use lathe::model::{Batch, Compute, Folder, Logits, Model, Output, Row, load};
+use lathe::model::{Cache, Compute, Folder, Logits, Model, Pass, Span, load};
 use lathe::policy::{Library, Role};
-use mlx_rs::ops::indexing::TryIndexOp;
 use mlx_rs::{Array, Dtype};
 use serde_json::Value;
 
 /// Largest difference of a logit that counts as equal.
 const TOLERANCE: f32 = 1e-3;
 
-const CPU: Compute = Compute { dtype: Dtype::Float32, on_cpu: true };
+const CPU: Compute = Compute::Cpu;
 
 /// As on a GPU, but in f32 and on the CPU.
-const GRAPH: Compute = Compute { dtype: Dtype::Float32, on_cpu: false };
+const GRAPH: Compute = Compute::Graph { dtype: Dtype::Float32 };
 
 struct Case {
     name: String,
     model: Model,
     ids: Vec<u32>,
-    logits: Array,
+    /// `[tokens, vocabulary]`.
+    logits: Vec<f32>,
     greedy: Vec<u32>,
 }
 
@@ -70,17 +69,24 @@ fn case(folder: &Path, compute: Compute, prompt: &str) -> Option<Case> {
         name: format!("{prompt}{}", folder.file_name().unwrap().to_string_lossy()),
         model,
         ids: ints("input_ids")?,
-        logits: reference[&format!("{prompt}logits")].clone(),
+        logits: floats(&reference[&format!("{prompt}logits")]),
         greedy: ints("greedy")?,
     })
 }
 
-/// One pass, evaluated.
-fn forward(model: &Model, batch: &Batch, caches: &mut [&mut Cache]) -> Output {
-    let output = model.forward(batch, caches).unwrap_or_else(|fault| panic!("{fault}"));
-    let arrays = caches.iter().flat_map(|cache| cache.arrays());
-    mlx_rs::transforms::eval(arrays.chain(&output.logits)).unwrap();
-    output
+/// One pass, settled: the logits of each span.
+fn forward(model: &Model, spans: Vec<Span>, caches: &mut [&mut Cache]) -> Vec<Vec<f32>> {
+    let pass = Pass { spans, taps: Vec::new() };
+    let output = model.forward(&pass, caches).unwrap_or_else(|fault| panic!("{fault}"));
+    caches.iter_mut().for_each(|cache| cache.commit());
+    let width = output.logits.width();
+    let mut logits = output.logits.into_host().unwrap();
+    let counts = pass.spans.iter().map(|span| span.wanted().len() * width);
+    counts.map(|count| logits.drain(..count).collect()).collect()
+}
+
+fn forward_one(model: &Model, span: Span, cache: &mut Cache) -> Vec<f32> {
+    forward(model, vec![span], &mut [cache]).remove(0)
 }
 
 fn floats(array: &Array) -> Vec<f32> {
@@ -90,41 +96,46 @@ fn floats(array: &Array) -> Vec<f32> {
     array.as_slice::<f32>().to_vec()
 }
 
-fn difference(a: &Array, b: &Array) -> f32 {
-    assert_eq!(a.shape(), b.shape());
-    floats(a).iter().zip(floats(b)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+fn difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-fn best(logits: &Array) -> u32 {
-    let logits = floats(logits);
+fn best(logits: &[f32]) -> u32 {
     let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap();
     best as u32
 }
 
 impl Case {
     /// A part of the prompt.
-    fn part(&self, from: usize, to: usize) -> Row {
-        let (tokens, whole) = (self.ids[from..to].to_vec(), self.ids.len());
-        Row { tokens, position: from, whole, ..Row::default() }
+    fn part(&self, from: usize, to: usize, logits: Logits) -> Span {
+        Span { whole: self.ids.len(), ..Span::new(&self.ids[from..to], from, logits) }
+    }
+
+    /// The logits of some tokens of the prompt.
+    fn wanted(&self, from: usize, to: usize) -> &[f32] {
+        let width = self.logits.len() / self.ids.len();
+        &self.logits[from * width..to * width]
+    }
+
+    fn assert_near(&self, found: &[f32], wanted: &[f32], what: &str) {
+        let difference = difference(found, wanted);
+        assert!(difference <= TOLERANCE, "{}: {what}: {difference}", self.name);
     }
 
     /// Logits of the whole prompt, fed in chunks that say so; and the cache after it.
-    fn in_chunks(&self, size: usize) -> (Array, Cache) {
+    fn in_chunks(&self, size: usize) -> (Vec<f32>, Cache) {
         self.in_chunks_of(self.ids.len(), size)
     }
 
-    fn in_chunks_of(&self, whole: usize, size: usize) -> (Array, Cache) {
+    fn in_chunks_of(&self, whole: usize, size: usize) -> (Vec<f32>, Cache) {
         let mut cache = self.model.new_cache();
-        let parts: Vec<Array> = self
-            .ids
-            .chunks(size)
-            .map(|chunk| {
-                let mut batch = Batch::one(chunk, cache.offset(), Logits::All);
-                batch.rows[0].whole = whole;
-                forward(&self.model, &batch, &mut [&mut cache]).logits.unwrap()
-            })
-            .collect();
-        (mlx_rs::ops::concatenate(&parts, 1).unwrap(), cache)
+        let mut logits = Vec::new();
+        for chunk in self.ids.chunks(size) {
+            let span = Span { whole, ..Span::new(chunk, cache.offset(), Logits::All) };
+            logits.extend(forward_one(&self.model, span, &mut cache));
+        }
+        (logits, cache)
     }
 
     fn check_logits(&self) {
@@ -146,91 +157,88 @@ impl Case {
     }
 
     fn check_greedy(&self) {
-        let (logits, mut cache) = self.in_chunks(self.ids.len());
-        let mut token = best(&logits.try_index((0, -1)).unwrap());
+        let mut cache = self.model.new_cache();
+        let span = self.part(0, self.ids.len(), Logits::Last);
+        let mut token = best(&forward_one(&self.model, span, &mut cache));
         let (mut found, mut whole) = (vec![token], self.ids.len());
         while found.len() < self.greedy.len() {
             let length = cache.offset() + 1;
             if self.model.runs_again(whole, length) {
                 cache = self.model.new_cache();
-                let before = self.ids.iter().chain(&found[..found.len() - 1]).copied().collect();
-                let row = Row { tokens: before, whole: length, ..Row::default() };
-                let batch = Batch { rows: vec![row], logits: Logits::None, hidden: None };
-                forward(&self.model, &batch, &mut [&mut cache]);
+                let before: Vec<u32> =
+                    self.ids.iter().chain(&found[..found.len() - 1]).copied().collect();
+                let span = Span { whole: length, ..Span::new(&before, 0, Logits::None) };
+                forward_one(&self.model, span, &mut cache);
                 whole = length;
             }
-            let batch = Batch::one(&[token], cache.offset(), Logits::Last);
-            let logits = forward(&self.model, &batch, &mut [&mut cache]).logits.unwrap();
-            token = best(&logits);
+            let span = Span::new(&[token], cache.offset(), Logits::Last);
+            token = best(&forward_one(&self.model, span, &mut cache));
             found.push(token);
         }
         assert_eq!(found, self.greedy, "{}", self.name);
     }
 
-    /// A token that the embedding lacks is an error, and not a row of zeros.
+    /// A token that the embedding lacks is an error, and not a row of zeros; the cache stays.
     fn check_tokens(&self) {
         let mut cache = self.model.new_cache();
-        let batch = Batch::one(&[self.ids[0], u32::MAX], 0, Logits::Last);
-        let fault = self.model.forward(&batch, &mut [&mut cache]).unwrap_err();
+        let pass = Pass::one(&[self.ids[0], u32::MAX], 0, Logits::Last);
+        let fault = self.model.forward(&pass, &mut [&mut cache]).unwrap_err();
         assert!(fault.to_string().contains("4294967295"), "{fault}");
+        assert_eq!((cache.offset(), cache.staged()), (0, 0));
     }
 
-    /// Three rows of different lengths, at different positions, give what each gives alone.
-    fn check_batch(&self) {
+    /// Spans of different lengths, at different positions, give what each gives alone.
+    fn check_packed(&self) {
         let all = self.ids.len();
-        let starts = [0, 5, 11];
-        let lengths = [all, 9, all - 13];
+        let starts = [0, 5, 11, 8];
+        let lengths = [all, 9, all - 13, 1];
         let mut caches: Vec<Cache> = starts.iter().map(|_| self.model.new_cache()).collect();
         for (cache, &start) in caches.iter_mut().zip(&starts) {
             if start > 0 {
-                let rows = vec![self.part(0, start)];
-                let batch = Batch { rows, logits: Logits::None, hidden: None };
-                forward(&self.model, &batch, &mut [cache]);
+                forward_one(&self.model, self.part(0, start, Logits::None), cache);
             }
         }
-        let rows = starts.iter().zip(lengths);
-        let rows = rows.map(|(&start, length)| self.part(start, start + length));
-        let batch = Batch { rows: rows.collect(), logits: Logits::All, hidden: None };
+        let each = || starts.into_iter().zip(lengths);
+        let spans = each().map(|(start, length)| self.part(start, start + length, Logits::All));
         let mut refs: Vec<&mut Cache> = caches.iter_mut().collect();
-        let logits = forward(&self.model, &batch, &mut refs).logits.unwrap();
-        for (row, (&start, length)) in starts.iter().zip(lengths).enumerate() {
-            let (row, length) = (row as i32, length as i32);
-            let found = logits.try_index((row..row + 1, 0..length)).unwrap();
-            let from = start as i32;
-            let wanted = self.logits.try_index((.., from..from + length)).unwrap();
-            let difference = difference(&found, &wanted);
-            assert!(difference <= TOLERANCE, "{}: row {row}: {difference}", self.name);
+        let logits = forward(&self.model, spans.collect(), &mut refs);
+        for ((start, length), found) in each().zip(&logits) {
+            self.assert_near(found, self.wanted(start, start + length), "packed");
         }
         // And each goes on alone from there.
-        for (cache, (&start, length)) in caches.iter_mut().zip(starts.iter().zip(lengths)) {
+        for (cache, (start, length)) in caches.iter_mut().zip(each()) {
             let at = start + length;
-            if at < self.ids.len() {
-                let rows = vec![self.part(at, self.ids.len())];
-                let batch = Batch { rows, logits: Logits::All, hidden: None };
-                let found = forward(&self.model, &batch, &mut [cache]).logits.unwrap();
-                let wanted = self.logits.try_index((.., at as i32..)).unwrap();
-                assert!(difference(&found, &wanted) <= TOLERANCE, "{}", self.name);
+            if at < all {
+                let found = forward_one(&self.model, self.part(at, all, Logits::All), cache);
+                self.assert_near(&found, self.wanted(at, all), "alone again");
             }
         }
     }
 
-    /// Going back to a scheduled offset and on again gives the same.
-    fn check_rollback(&self) {
+    /// Going back and on again gives the same: from a pass that is settled in part, from further
+    /// back, in a copy and at a mark.
+    fn check_back(&self) {
+        let all = self.ids.len();
         let mut cache = self.model.new_cache();
-        let row = Row { tokens: self.ids.clone(), snapshots: vec![9, 17], ..Row::default() };
-        let batch = Batch { rows: vec![row], logits: Logits::None, hidden: None };
-        forward(&self.model, &batch, &mut [&mut cache]);
-        let snapshot = cache.snapshot();
-        for offset in [17, 9, 0] {
-            cache.rollback(offset).unwrap();
-            assert_eq!(cache.offset(), offset);
-            let batch = Batch::one(&self.ids[offset..], offset, Logits::All);
-            let found = forward(&self.model, &batch, &mut [&mut cache]).logits.unwrap();
-            let wanted = self.logits.try_index((.., offset as i32..)).unwrap();
-            let difference = difference(&found, &wanted);
-            assert!(difference <= TOLERANCE, "{}: back to {offset}: {difference}", self.name);
-            cache.restore(&snapshot);
+        forward_one(&self.model, self.part(0, 4, Logits::None), &mut cache);
+        let mark = cache.mark();
+        let mut copy = cache.share();
+        let pass = Pass { spans: vec![self.part(4, all, Logits::None)], taps: Vec::new() };
+        for kept in [all, 17, 9, 4] {
+            self.model.forward(&pass, &mut [&mut cache]).unwrap();
+            cache.settle(kept).unwrap();
+            assert_eq!((cache.offset(), cache.staged()), (kept, 0));
+            if kept < all {
+                let found = forward_one(&self.model, self.part(kept, all, Logits::All), &mut cache);
+                self.assert_near(&found, self.wanted(kept, all), "settled in part");
+            }
+            cache.return_to(&mark).unwrap();
         }
+        let found = forward_one(&self.model, self.part(4, all, Logits::All), &mut copy);
+        self.assert_near(&found, self.wanted(4, all), "a copy");
+        copy.settle(0).unwrap();
+        let found = forward_one(&self.model, self.part(0, all, Logits::All), &mut copy);
+        self.assert_near(&found, self.wanted(0, all), "from the start");
     }
 }
 
@@ -242,8 +250,8 @@ fn check(folder: &Path, compute: Compute) {
         case.check_logits();
         case.check_whole();
         case.check_greedy();
-        case.check_batch();
-        case.check_rollback();
+        case.check_packed();
+        case.check_back();
     }
 }
 
@@ -344,16 +352,14 @@ fn rates_of_a_folder() {
     let ids: Vec<u32> = (0..475).map(|i| 1000 + i * 37 % 20000).collect();
     let mut cache = model.new_cache();
     let start = std::time::Instant::now();
-    let batch = Batch::one(&ids, 0, Logits::Last);
-    let logits = forward(&model, &batch, &mut [&mut cache]).logits.unwrap();
+    let logits = forward_one(&model, Span::new(&ids, 0, Logits::Last), &mut cache);
     let seconds = start.elapsed().as_secs_f64();
     println!("prefill: {:.1} tokens/s ({seconds:.2} s)", ids.len() as f64 / seconds);
     let mut token = best(&logits);
     let start = std::time::Instant::now();
     for _ in 0..64 {
-        let batch = Batch::one(&[token], cache.offset(), Logits::Last);
-        let logits = forward(&model, &batch, &mut [&mut cache]).logits.unwrap();
-        token = best(&logits);
+        let span = Span::new(&[token], cache.offset(), Logits::Last);
+        token = best(&forward_one(&model, span, &mut cache));
     }
     println!("decode: {:.1} tokens/s", 64.0 / start.elapsed().as_secs_f64());
 }

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use lathe::decoder::unread;
-use lathe::engine::{Engine, Loading, Options, Prompt, Request, Session};
+use lathe::engine::{Engine, Loading, Options, Prompt, Request, Scheduler};
 use lathe::policy::{Library, Role};
 use lathe::store::{Name, Store};
 use mlx_rs::{Array, Dtype};
@@ -94,7 +94,7 @@ fn a_conversation_runs_again_what_was_turned_for_another_length() {
         let store = Store::open(Some(&sandbox.path("store"))).unwrap();
         let name_in_store = Name::parse("m").unwrap();
         let engine = Engine::load(&store, &name_in_store, Loading::default()).unwrap();
-        let mut session = Session::default();
+        let mut session = Scheduler::default();
         for (prompt, reused) in [("", 0), ("long_", if name == "llama_yarn" { 20 } else { 0 })] {
             let (ids, greedy) = reference(name, prompt);
             let options = Options {

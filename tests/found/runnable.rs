@@ -8,12 +8,11 @@ use lathe::decoder::parts::{Held, Table, resolve};
 use lathe::fault::{Fault, Faults};
 use lathe::model::{Compute, Folder, TensorSource, Weight, load};
 use lathe::policy::{Library, Policy, Role};
-use mlx_rs::Dtype;
 use serde_json::{Value, json};
 
 use super::common::{self, Sandbox};
 
-const CPU: Compute = Compute { dtype: Dtype::Float32, on_cpu: true };
+const CPU: Compute = Compute::Cpu;
 
 fn decoders() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/decoder")

@@ -4,7 +4,7 @@ use std::io::{ErrorKind, IsTerminal, Write};
 use std::ops::ControlFlow;
 
 use crate::chat::{Piece, ToolCall};
-use crate::engine::{Answer, Engine, Event, Reason, Session};
+use crate::engine::{Answer, Engine, Event, Reason, Scheduler};
 use crate::fault::Fault;
 
 const DIM: &str = "\x1b[2m";
@@ -60,7 +60,7 @@ impl Screen {
         &mut self,
         answer: &Answer,
         engine: &Engine,
-        session: &Session,
+        scheduler: &mut Scheduler,
     ) -> Result<(), Fault> {
         let start = if self.dimmed { PLAIN } else { "" };
         self.dimmed = false;
@@ -74,7 +74,8 @@ impl Screen {
             let _ = writeln!(err, "{DIM}(ended at the most tokens allowed){PLAIN}");
         }
         if self.verbose {
-            let _ = write!(err, "{DIM}{}{PLAIN}", rates(answer, engine, session));
+            let _ =
+                write!(err, "{DIM}{}{PLAIN}", rates(answer, engine, scheduler.prefixes().bytes()));
         }
         match self.failed.take().filter(|error| error.kind() != ErrorKind::BrokenPipe) {
             Some(error) => Err(Fault::io("write", "standard output", &error)),
@@ -122,7 +123,7 @@ fn call_text(call: &ToolCall) -> String {
 }
 
 /// The rates of an answer, line by line.
-fn rates(answer: &Answer, engine: &Engine, session: &Session) -> String {
+fn rates(answer: &Answer, engine: &Engine, cache: usize) -> String {
     let s = &answer.statistics;
     let run = s.prompt_tokens - s.reused_tokens;
     let reused = if s.reused_tokens > 0 {
@@ -139,7 +140,7 @@ fn rates(answer: &Answer, engine: &Engine, session: &Session) -> String {
         s.decode.as_secs_f64(),
         s.answer_tokens,
         s.decode_rate(),
-        session.bytes() as f64 / 1e6,
+        cache as f64 / 1e6,
     );
     if let Some(peak) = peak_bytes(engine) {
         text.push_str(&format!("peak     {:8.1} MB of weights and arrays\n", peak as f64 / 1e6));

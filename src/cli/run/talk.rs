@@ -9,7 +9,7 @@ use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
 
 use super::{INTERRUPTED, Screen, interrupted, opening, was_cancelled};
-use crate::engine::{Engine, Options, Prompt, Request, Session};
+use crate::engine::{Engine, Options, Prompt, Request, Scheduler};
 use crate::fault::{self, Code, Fault, Faults};
 
 const HELP: &str = "\
@@ -34,7 +34,7 @@ struct Talk<'a> {
     /// Each message goes on as it is, without a template.
     raw: bool,
     screen: Screen,
-    session: Session,
+    scheduler: Scheduler,
     /// The turns after the opening.
     turns: Vec<Value>,
 }
@@ -72,7 +72,7 @@ pub(super) fn talk(
         system,
         raw,
         screen,
-        session: Session::default(),
+        scheduler: Scheduler::for_talk(),
         turns: Vec::new(),
     };
     if raw {
@@ -138,7 +138,7 @@ impl Talk<'_> {
             ("help" | "?", _) => anstream::eprint!("{HELP}"),
             ("clear", _) => {
                 self.turns.clear();
-                self.session.clear();
+                self.scheduler.prefixes().clear();
                 anstream::eprintln!("The conversation is forgotten.");
             }
             ("set", rest) => self.set(rest)?,
@@ -233,17 +233,21 @@ impl Talk<'_> {
         let request = Request { prompt, options: self.options.clone() };
         INTERRUPTED.store(false, Ordering::Relaxed);
         let screen = &mut self.screen;
-        let answer =
-            self.engine.answer(&mut self.session, &request, &|| !interrupted(), &mut |event| {
+        let answer = self.engine.answer(
+            &mut self.scheduler,
+            &request,
+            &|| !interrupted(),
+            &mut |event| {
                 screen.show(&event)?;
                 if interrupted() {
                     std::ops::ControlFlow::Break(())
                 } else {
                     std::ops::ControlFlow::Continue(())
                 }
-            })?;
+            },
+        )?;
         INTERRUPTED.store(false, Ordering::Relaxed);
-        self.screen.end(&answer, self.engine, &self.session)?;
+        self.screen.end(&answer, self.engine, &mut self.scheduler)?;
         let nothing = was_cancelled(&answer) && answer.text.is_empty();
         if !(self.raw || nothing) {
             self.turns.push(user(message));

@@ -66,6 +66,27 @@ pub struct Parts {
     pub idle_biases: Vec<String>,
 }
 
+impl Parts {
+    /// Gives each module's rotation.
+    pub fn each_rope(&self, each: &mut dyn FnMut(&Rope)) {
+        self.layers.iter().flatten().for_each(|step| step.each_rope(each));
+    }
+}
+
+impl Step {
+    fn each_rope(&self, each: &mut dyn FnMut(&Rope)) {
+        match self {
+            Step::Residual(steps) => steps.iter().for_each(|step| step.each_rope(each)),
+            Step::Parallel(branches) => {
+                branches.iter().flatten().for_each(|step| step.each_rope(each));
+            }
+            Step::Attention(attention) => attention.rope.iter().for_each(each),
+            Step::LatentAttention(attention) => each(&attention.rope),
+            _ => {}
+        }
+    }
+}
+
 /// A matrix `[out, in]`, or stacked ones `[experts, out, in]`.
 #[derive(Clone, Debug)]
 pub struct Matrix {
@@ -128,7 +149,7 @@ pub struct NormWeight {
 }
 
 /// A rotation.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
     /// Its frequencies.
     pub rotation: Rotation,

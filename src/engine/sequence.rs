@@ -1,0 +1,226 @@
+//! One answer in the making: the tokens of its prompt, those chosen, and all that they need.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::prefixes::Beginning;
+use crate::fault::Fault;
+use crate::model::{Cache, Logits, Model, Span};
+use crate::sample::{Choice, Sampler};
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The model ended it, or a stop string did.
+    Stop,
+    /// It reached the most tokens asked for, or the end of the context.
+    Length,
+    /// The caller ended it.
+    Cancelled,
+}
+
+impl Reason {
+    /// `stop`, `length` or `cancelled`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Reason::Stop => "stop",
+            Reason::Length => "length",
+            Reason::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// How long an answer took, and what it needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Statistics {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Those of them that had been run before.
+    pub reused_tokens: usize,
+    /// Time to run the others, up to the first token of the answer.
+    pub prefill: Duration,
+    /// Tokens of the answer, the ending one not counted.
+    pub answer_tokens: usize,
+    /// Time from the first token of the answer to the last.
+    pub decode: Duration,
+}
+
+impl Statistics {
+    /// Prompt tokens run per second.
+    pub fn prefill_rate(&self) -> f64 {
+        rate(self.prompt_tokens - self.reused_tokens, self.prefill)
+    }
+
+    /// Answer tokens made per second, the first not counted (it comes with the prompt).
+    pub fn decode_rate(&self) -> f64 {
+        rate(self.answer_tokens.saturating_sub(1), self.decode)
+    }
+}
+
+fn rate(tokens: usize, time: Duration) -> f64 {
+    let seconds = time.as_secs_f64();
+    if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }
+}
+
+/// What is to be gone on from.
+#[derive(Clone, Copy, Debug)]
+pub struct Start<'a> {
+    /// The prompt: at least one token.
+    pub tokens: &'a [u32],
+    /// How many of them other prompts may begin with: the ends of messages, and what stands before
+    /// the words that ask for an answer, which many templates write otherwise once there is one.
+    pub lasting: &'a [usize],
+}
+
+/// Where an answer may end.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Most tokens of the answer.
+    pub max_tokens: usize,
+    /// Most tokens of prompt and answer together.
+    pub context: usize,
+    /// Tokens that end it.
+    pub ends: Arc<BTreeSet<u32>>,
+}
+
+/// An answer in the making. It owns all that it needs and can be run beside any others.
+pub struct Sequence {
+    /// What has been run.
+    ran: Beginning,
+    /// Tokens that are known and not run: the rest of the prompt, or the last one chosen.
+    pending: Vec<u32>,
+    /// Offsets after which what has been run is kept, by descending offset.
+    stops: Vec<usize>,
+    sampler: Sampler,
+    limits: Limits,
+    statistics: Statistics,
+    begin: Instant,
+    first: Instant,
+    ended: Option<Reason>,
+}
+
+impl Sequence {
+    /// An answer to a prompt, going on from a beginning of it.
+    ///
+    /// # Panics
+    /// When the prompt is empty, or does not begin so and go on.
+    pub(super) fn new(
+        ran: Beginning,
+        Start { tokens: prompt, lasting }: Start,
+        mut sampler: Sampler,
+        limits: Limits,
+    ) -> Sequence {
+        let (reused, all) = (ran.tokens.len(), prompt.len());
+        assert!(reused < all && prompt.starts_with(&ran.tokens), "a prompt goes on");
+        let begin = Instant::now();
+        let statistics =
+            Statistics { prompt_tokens: all, reused_tokens: reused, ..Statistics::default() };
+        sampler.prompt(prompt);
+        let mut stops = match ran.cache.forgets() {
+            // The same prompt again has its last token to run.
+            true => lasting.iter().copied().chain([all - 1]).collect(),
+            false => vec![all],
+        };
+        stops.retain(|stop| (reused + 1..=all).contains(stop));
+        stops.sort_unstable_by(|a, b| b.cmp(a));
+        stops.dedup();
+        let pending = prompt[reused..].to_vec();
+        let (first, ended) = (begin, None);
+        Sequence { ran, pending, stops, sampler, limits, statistics, begin, first, ended }
+    }
+
+    /// Whether it is over.
+    pub fn ended(&self) -> Option<Reason> {
+        self.ended
+    }
+
+    /// Ends it.
+    pub fn end(&mut self, reason: Reason) {
+        self.ended.get_or_insert(reason);
+    }
+
+    /// How long it took so far.
+    pub fn statistics(&self) -> Statistics {
+        self.statistics
+    }
+
+    /// What it leaves for others that begin alike.
+    pub(super) fn into_beginning(mut self) -> Beginning {
+        self.ran.cache.discard();
+        self.ran
+    }
+
+    /// Tokens that are due: more than one while a prompt is run.
+    pub(super) fn due(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// The next tokens to be run, `most` of them at most; at least one.
+    pub(super) fn span(&mut self, model: &Model, most: usize) -> Span {
+        self.keep_up(model);
+        let at = self.ran.tokens.len();
+        let to_stop = self.stops.last().map_or(usize::MAX, |stop| stop - at);
+        let count = self.pending.len().min(most.max(1)).min(to_stop);
+        let logits = if count == self.pending.len() { Logits::Last } else { Logits::None };
+        let span = Span::new(&self.pending[..count], at, logits);
+        Span { whole: self.ran.whole, ..span }
+    }
+
+    /// Where the model turns what it has been shown otherwise from the next token on, runs all of it
+    /// again.
+    fn keep_up(&mut self, model: &Model) {
+        let whole = self.ran.tokens.len() + 1;
+        if self.pending.len() == 1 && model.runs_again(self.ran.whole, whole) {
+            let again = Beginning { tokens: Vec::new(), cache: model.new_cache(), whole };
+            let ran = std::mem::replace(&mut self.ran, again);
+            self.pending.splice(..0, ran.tokens);
+        }
+    }
+
+    /// The cache of its tokens.
+    pub(super) fn cache(&mut self) -> &mut Cache {
+        &mut self.ran.cache
+    }
+
+    /// Notes that the first `count` tokens that were due have been run and settled. Gives what others
+    /// may begin with, where this is such a place.
+    pub(super) fn ran(&mut self, count: usize) -> Option<Beginning> {
+        let rest = self.pending.split_off(count);
+        self.ran.tokens.append(&mut std::mem::replace(&mut self.pending, rest));
+        let at = self.ran.tokens.len();
+        self.stops.pop_if(|stop| *stop <= at)?;
+        let (tokens, whole) = (self.ran.tokens.clone(), self.ran.whole);
+        Some(Beginning { tokens, cache: self.ran.cache.share(), whole })
+    }
+
+    /// Chooses the next token by the logits after the last one that was due. `None` when it ends the
+    /// answer and is no part of it. See whether it has [`ended`](Sequence::ended) after that.
+    ///
+    /// # Errors
+    /// When the logits are no numbers.
+    pub(super) fn choose(&mut self, logits: &mut [f32]) -> Result<Option<Choice>, Fault> {
+        let choice = self.sampler.sample(logits)?;
+        let now = Instant::now();
+        if self.statistics.answer_tokens == 0 {
+            self.statistics.prefill = now - self.begin;
+            self.first = now;
+        }
+        if self.limits.ends.contains(&choice.id) {
+            self.ended = Some(Reason::Stop);
+            return Ok(None);
+        }
+        if self.limits.max_tokens == 0 {
+            self.ended = Some(Reason::Length);
+            return Ok(None);
+        }
+        self.statistics.answer_tokens += 1;
+        self.statistics.decode = now - self.first;
+        self.pending.push(choice.id);
+        let full = self.ran.tokens.len() + 1 >= self.limits.context;
+        if self.statistics.answer_tokens >= self.limits.max_tokens || full {
+            self.ended = Some(Reason::Length);
+        }
+        Ok(Some(choice))
+    }
+}
