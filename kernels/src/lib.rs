@@ -1,5 +1,5 @@
 //! What models compute with on the CPU: products of float vectors with matrices in every form that
-//! lathe stores, attention, layers that keep a state, and what is done with each element between
+//! lathe stores, mixtures of experts, attention, layers that keep a state, and what is done with each element between
 //! them.
 //!
 //! MLX's own quantized products on the CPU use one core and take ten times as long as reading the
@@ -13,8 +13,10 @@
 mod attention;
 mod codec;
 mod elements;
+mod experts;
 mod instructions;
 mod recurrent;
+mod router;
 mod rows;
 mod team;
 mod vectorized;
@@ -22,9 +24,14 @@ mod vectorized;
 mod x86;
 
 pub use attention::{Heads, Sight, attend};
-pub use elements::{Gate, RowNorm, Strided, Turn, heads, layer_norm, rms_norm, soft_cap};
+pub use elements::{
+    Gate, RowNorm, Strided, Turn, add_all, add_bias, clamped_gate, heads, layer_norm,
+    multiply_rows, rms_norm, scale, scale_rows, soft_cap,
+};
+pub use experts::{Chosen, Entry, Experts, Stack, mixture};
 pub use instructions::Instructions;
 pub use recurrent::{Band, Conv, GatedDelta, Mamba2, conv, gated_delta, mamba2};
+pub use router::{Router, Scoring, route};
 pub use team::in_parallel;
 
 /// How the elements of a matrix are stored. Rows follow each other without gaps; the elements of
@@ -203,40 +210,79 @@ pub fn product(x: &[f32], matrix: &Matrix, out: &mut [f32], gemm: Gemm) {
 /// When lengths do not fit each other.
 pub fn products(x: &[f32], of: &mut [Product], gemm: Gemm) {
     let Some(columns) = of.first().map(|first| first.matrix.columns) else { return };
-    let count = x.len() / columns;
-    assert_eq!(x.len(), count * columns, "x");
-    for Product { matrix, out } in of.iter() {
-        matrix.check();
+    let jobs = of.iter_mut().map(|Product { matrix, out }| {
         assert_eq!(matrix.columns, columns, "columns");
+        Job { x, matrix: *matrix, out }
+    });
+    each_product(&mut jobs.collect::<Vec<Job>>(), gemm);
+}
+
+/// A product to be made, of rows of its own.
+#[derive(Debug)]
+pub struct Job<'a> {
+    /// `[count, columns]`.
+    pub x: &'a [f32],
+    /// The matrix.
+    pub matrix: Matrix<'a>,
+    /// `[count, rows]`: `x` times the transposed matrix.
+    pub out: &'a mut [f32],
+}
+
+/// Products that do not depend on each other, as one work that all threads share. Those of the same
+/// `x`, the same slice, share what is made of it first.
+///
+/// # Panics
+/// When lengths do not fit each other.
+pub fn each_product(of: &mut [Job], gemm: Gemm) {
+    let mut ready: Vec<(Form, &[f32], rows::Rows)> = Vec::new();
+    let mut made: Vec<Made> = Vec::with_capacity(of.len());
+    for Job { x, matrix, out } in of {
+        matrix.check();
+        let count = x.len() / matrix.columns;
+        assert_eq!(x.len(), count * matrix.columns, "x");
         assert_eq!(out.len(), count * matrix.rows, "out");
-    }
-    let of: Vec<(Matrix, Columns)> = of
-        .iter_mut()
-        .map(|Product { matrix, out }| {
-            (*matrix, Columns { start: out.as_mut_ptr(), stride: matrix.rows })
-        })
-        .collect();
-    if count >= MANY {
-        return products_of_many(x, count, &of, gemm);
-    }
-    let mut ready: Vec<(Form, rows::Rows)> = Vec::new();
-    for (Matrix { form, .. }, _) in &of {
-        if count > 0 && !ready.iter().any(|(known, _)| known == form) {
-            ready.push((*form, rows::Rows::new(x, columns, *form)));
+        if count == 0 {
+            continue;
         }
+        let few = (count < MANY).then(|| {
+            let known = ready
+                .iter()
+                .position(|(form, known, _)| *form == matrix.form && std::ptr::eq(*known, *x));
+            known.unwrap_or_else(|| {
+                ready.push((matrix.form, x, rows::Rows::new(x, matrix.columns, matrix.form)));
+                ready.len() - 1
+            })
+        });
+        let out = Columns { start: out.as_mut_ptr(), stride: matrix.rows };
+        made.push(Made { x, count, few, matrix: *matrix, out });
     }
-    let elements: usize = of.iter().map(|(matrix, _)| matrix.rows * columns).sum();
+    let elements = |made: &Made| made.matrix.rows * made.matrix.columns;
+    let read: usize = made.iter().map(elements).sum();
+    let work: usize = made.iter().map(|made| elements(made) * made.count).sum();
     // Long enough to be read at the memory's speed, and some for each thread.
-    let piece = (elements / (8 * team::threads())).clamp(8 * 1024, PIECE);
-    let pieces = Piece::all(&of, |_| (piece / columns).max(4));
-    in_parallel(pieces.len(), elements * count > 64 * 1024, &|index| {
-        let Piece { of: which, from, rows } = pieces[index];
-        let (matrix, out) = &of[which];
-        if let Some((_, x)) = ready.iter().find(|(form, _)| *form == matrix.form) {
+    let piece = (read / (8 * team::threads())).clamp(8 * 1024, PIECE);
+    let pieces = Piece::all(&made, piece);
+    in_parallel(pieces.len(), work > 64 * 1024, &|index| {
+        let Piece { of, from, rows } = pieces[index];
+        let made = &made[of];
+        match made.few {
             // SAFETY: each piece has rows of its own, which are columns of `out`.
-            unsafe { x.product(&matrix.part(from, rows), *out, from) };
+            Some(at) => unsafe {
+                ready[at].2.product(&made.matrix.part(from, rows), made.out, from);
+            },
+            None => many(made, from, rows, gemm),
         }
     });
+}
+
+/// A product that is being made.
+struct Made<'a> {
+    x: &'a [f32],
+    count: usize,
+    /// Which of what is ready it is made with, where there are few rows.
+    few: Option<usize>,
+    matrix: Matrix<'a>,
+    out: Columns,
 }
 
 /// Some rows of one of several matrices.
@@ -248,10 +294,17 @@ struct Piece {
 }
 
 impl Piece {
-    /// All rows of all matrices, in blocks.
-    fn all(of: &[(Matrix, Columns)], block: impl Fn(&Matrix) -> usize) -> Vec<Piece> {
-        let pieces = of.iter().enumerate().flat_map(|(of, (matrix, _))| {
-            let (block, rows) = (block(matrix), matrix.rows);
+    /// All rows of all matrices, in blocks; of so many elements where there are few rows of `x`.
+    fn all(of: &[Made], piece: usize) -> Vec<Piece> {
+        let pieces = of.iter().enumerate().flat_map(|(of, made)| {
+            let (rows, columns) = (made.matrix.rows, made.matrix.columns);
+            let block = if made.few.is_some() {
+                (piece / columns).max(4)
+            } else {
+                let fits = (BLOCK / 4 / columns).max(64);
+                let shared = rows.div_ceil(team::threads()).next_multiple_of(16);
+                fits.min(shared).max(16)
+            };
             let starts = (0..rows).step_by(block);
             starts.map(move |from| Piece { of, from, rows: block.min(rows - from) })
         });
@@ -259,30 +312,23 @@ impl Piece {
     }
 }
 
-fn products_of_many(x: &[f32], count: usize, of: &[(Matrix, Columns)], gemm: Gemm) {
-    let pieces = Piece::all(of, |matrix| {
-        let fits = (BLOCK / 4 / matrix.columns).max(64);
-        let shared = matrix.rows.div_ceil(team::threads()).next_multiple_of(16);
-        fits.min(shared).max(16)
-    });
-    in_parallel(pieces.len(), true, &|index| {
-        let Piece { of: which, from, rows } = pieces[index];
-        let (matrix, out) = &of[which];
-        let part = matrix.part(from, rows);
-        let multiply = |weights: &[f32]| {
-            let (k, x, weights) = (part.columns, x.as_ptr(), weights.as_ptr());
-            // SAFETY: `x` is `[count, columns]` and `weights` `[rows, columns]`, as checked; of
-            // `out` this writes the columns that are this piece's own.
-            unsafe { gemm.0(count, rows, k, x, weights, true, out.at(from), out.stride) }
-        };
-        match floats(&part) {
-            Some(weights) => multiply(weights),
-            None => team::with_scratch(rows * part.columns, |scratch| {
-                expand(&part, scratch);
-                multiply(scratch);
-            }),
-        }
-    });
+/// Some rows of a product with many rows of `x`, which no other piece has.
+fn many(made: &Made, from: usize, rows: usize, gemm: Gemm) {
+    let Made { x, count, out, .. } = made;
+    let part = made.matrix.part(from, rows);
+    let multiply = |weights: &[f32]| {
+        let (k, x, weights) = (part.columns, x.as_ptr(), weights.as_ptr());
+        // SAFETY: `x` is `[count, columns]` and `weights` `[rows, columns]`, as checked; of
+        // `out` this writes the columns that are this piece's own.
+        unsafe { gemm.0(*count, rows, k, x, weights, true, out.at(from), out.stride) }
+    };
+    match floats(&part) {
+        Some(weights) => multiply(weights),
+        None => team::with_scratch(rows * part.columns, |scratch| {
+            expand(&part, scratch);
+            multiply(scratch);
+        }),
+    }
 }
 
 /// The elements of a matrix of singles, where they can be used in place.

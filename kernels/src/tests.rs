@@ -5,6 +5,8 @@ use half::{bf16, f16};
 use super::*;
 
 pub mod environment;
+mod layers;
+mod mixture;
 mod subnormal;
 
 use environment::Environment;

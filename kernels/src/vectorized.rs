@@ -28,7 +28,8 @@ macro_rules! vectorized {
 }
 pub(crate) use vectorized;
 
-/// x, and zero where its size is less.
+/// x, and zero where its size is less. Compilers multiply before they choose where a factor is a
+/// constant or the same choice, and meet what is subnormal: x × x is x × at_least(…, x).
 #[inline(always)]
 pub fn at_least(least: f32, x: f32) -> f32 {
     if x.abs() < least { 0.0 } else { x }

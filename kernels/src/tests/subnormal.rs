@@ -6,7 +6,7 @@ use super::*;
 
 impl Random {
     /// 10^`from` to 10^`to`, of either sign; a few are zero.
-    fn wide(&mut self, from: f32, to: f32) -> f32 {
+    pub fn wide(&mut self, from: f32, to: f32) -> f32 {
         let size = 10_f32.powf(from + (to - from) * (self.next() % 100_003) as f32 / 100_002.0);
         match self.next() % 26 {
             0 => 0.0,
@@ -16,7 +16,7 @@ impl Random {
     }
 
     /// What enters a module.
-    fn activations(&mut self, count: usize) -> Vec<f32> {
+    pub fn activations(&mut self, count: usize) -> Vec<f32> {
         (0..count).map(|_| self.wide(-6.0, 4.0)).collect()
     }
 }
@@ -24,7 +24,7 @@ impl Random {
 impl Stored {
     /// Every pattern of bits that the form has a number for, subnormal ones too, with scales from
     /// 10^-6 to 10.
-    fn wide(form: Form, rows: usize, columns: usize) -> Stored {
+    pub fn wide(form: Form, rows: usize, columns: usize) -> Stored {
         let mut stored = Stored::new(form, rows, columns);
         let mut random = Random((rows + columns) as u64);
         let halves = |weight: &mut [u8], mut half: Box<dyn FnMut() -> u16>| {
@@ -91,7 +91,7 @@ fn there() -> impl Iterator<Item = Instructions> {
 
 /// What a module makes is the same whether a processor flushes or not, and nothing that it
 /// computes with is subnormal.
-fn check(what: &str, module: impl Fn() -> Vec<f32>) {
+pub fn check(what: &str, module: impl Fn() -> Vec<f32>) {
     for instructions in there() {
         let (told, met) = Environment::run(instructions, false, &module);
         let (flushed, _) = Environment::run(instructions, true, &module);
@@ -204,17 +204,29 @@ fn gates_norms_and_rotations_meet_none() {
     let mut random = Random(9);
     let (rows, width) = (200, 576);
     let [x, by] = [0; 2].map(|_| random.activations(rows * width));
-    for gate in [Gate::Silu, Gate::GeluTanh, Gate::Sigmoid, Gate::Relu] {
+    for &gate in Gate::ALL {
         check(&format!("{gate:?}"), || {
-            let mut out = x.clone();
-            gate.apply(&mut out, &by);
-            out
+            let (mut gated, mut plain) = (x.clone(), x.clone());
+            gate.apply(&mut gated, &by);
+            gate.of(&mut plain);
+            gated.extend(plain);
+            gated
         });
     }
+    check("clamped gates and caps", || {
+        let (mut gated, mut capped) = (x.clone(), x.clone());
+        clamped_gate(&mut gated, &by, 7.0, 1.702);
+        soft_cap(&mut capped, 30.0);
+        gated.extend(capped);
+        gated
+    });
     let weight = random.activations(width);
     check("norms", || {
         let mut out = vec![f32::NAN; x.len()];
         rms_norm(&x, Some(&weight), 1e-6, width, &mut out);
+        let mut centred = vec![f32::NAN; x.len()];
+        layer_norm(&x, Some(&weight), Some(&weight), 1e-6, width, &mut centred);
+        out.extend(centred);
         out
     });
     let pairs = width / 2;
@@ -238,108 +250,47 @@ fn gates_norms_and_rotations_meet_none() {
 fn tails_of_gates_meet_none() {
     for (form, columns) in forms() {
         let stored = Stored::wide(form, ROWS, columns);
-        let x = Random(3).activations(columns);
-        let gate: Vec<f32> = (0..columns).map(|i| -120.0 * i as f32 / columns as f32).collect();
-        check(&format!("{form:?}"), || {
-            let mut gate = gate.clone();
-            Gate::Silu.apply(&mut gate, &x);
-            let mut out = vec![f32::NAN; ROWS];
-            product(&gate, &stored.matrix(), &mut out, Gemm(plain));
-            out
-        });
+        let mut x = Random(3).activations(columns);
+        x[0] = 1.0;
+        let gate: Vec<f32> =
+            (0..columns).map(|i| 1.0 - 120.0 * i as f32 / columns as f32).collect();
+        for &function in Gate::ALL {
+            check(&format!("{form:?} times {function:?}"), || {
+                let mut gate = gate.clone();
+                function.apply(&mut gate, &x);
+                let mut out = vec![f32::NAN; ROWS];
+                product(&gate, &stored.matrix(), &mut out, Gemm(plain));
+                out
+            });
+        }
     }
 }
 
 /// Numbers whose size goes down from e^0 to e^`least`, and is zero now and then.
-fn tails(count: usize, least: f32) -> Vec<f32> {
+pub fn tails(count: usize, least: f32) -> Vec<f32> {
     let of = |i: usize| least * (i % 101) as f32 / 100.0;
     (0..count).map(|i| if i % 37 == 5 { 0.0 } else { of(i).exp() }).collect()
 }
 
 #[test]
-fn recurrent_layers_meet_none() {
-    let mut random = Random(14);
-    for tokens in [1, 3, 70, 200] {
-        let (channels, kernel) = (600, 4);
-        let x = random.activations(tokens * channels);
-        let [weight, bias] = [kernel, 1]
-            .map(|rows| (0..rows * channels).map(|_| random.wide(-6.0, 1.0)).collect::<Vec<f32>>());
-        check(&format!("convolutions of {tokens}"), || {
-            let conv = Conv { kernel, weight: &weight, bias: Some(&bias), silu: true };
-            let mut before = vec![0.0; (kernel - 1) * channels];
-            let mut out = vec![f32::NAN; tokens * channels];
-            crate::conv(&conv, Band::whole(&x, channels), &mut before, &mut out);
-            out
-        });
-        // Values of every size, and those that gates close to nothing; then nothing for so long
-        // that states decay to zero.
-        let (heads, width) = (4, 32);
-        let mut data: Vec<Vec<f32>> =
-            (0..3).map(|_| random.activations(2 * tokens * heads * width)).collect();
-        data.push(tails(2 * tokens * heads * width, -55.0));
-        let gates = tails(2 * tokens * heads, -55.0);
-        for (least, v) in [(-0.3, 2), (-3.0, 3), (-130.0, 2)] {
-            for v in [&data[v], &data[3]] {
-                let decay: Vec<f32> =
-                    (0..gates.len()).map(|i| least * (i % 13) as f32 / 12.0).collect();
-                check(&format!("a gated delta net of {tokens}, {least}"), || {
-                    let of = |data| Band::whole(data, heads * width);
-                    let (q, k, v) = (of(&data[0]), of(&data[1]), of(v));
-                    let given = GatedDelta {
-                        key_heads: 2,
-                        value_heads: heads,
-                        q,
-                        k,
-                        v,
-                        decay: &decay,
-                        write: &gates,
-                    };
-                    let given = GatedDelta { q: q.columns(0..64), k: k.columns(0..64), ..given };
-                    let (mut state, mut out) = (
-                        vec![0.0; heads * width * width],
-                        vec![f32::NAN; v.rows() * heads * width],
-                    );
-                    gated_delta(&given, &mut state, &mut out, Gemm(plain));
-                    out.extend(&state);
-                    fade(&given, &mut state, &mut out);
-                    out
-                });
-                let dt: Vec<f32> = gates.iter().map(|gate| 10.0 * gate).collect();
-                check(&format!("mamba-2 of {tokens}, {least}"), || {
-                    let of = |data| Band::whole(data, heads * width);
-                    let (b, c) = (of(&data[0]).columns(0..64), of(&data[1]).columns(0..64));
-                    let (a, d) = (&[least; 4], &[1e-6, 1.0, -3.0, 0.0]);
-                    let given = Mamba2 { heads, groups: 2, x: of(v), b, c, dt: &dt, a, d };
-                    let (mut state, mut out) = (
-                        vec![0.0; heads * width * width],
-                        vec![f32::NAN; 2 * tokens * heads * width],
-                    );
-                    mamba2(&given, &mut state, &mut out, Gemm(plain));
-                    out.extend(&state);
-                    let dt = vec![0.3; dt.len()];
-                    let none = vec![0.0; v.len()];
-                    for _ in 0..400_usize.div_ceil(tokens) {
-                        let mut more = vec![f32::NAN; v.len()];
-                        let given = Mamba2 { x: of(&none), dt: &dt, a: &[-1.0; 4], ..given };
-                        mamba2(&given, &mut state, &mut more, Gemm(plain));
-                        out.extend(&more);
-                    }
-                    assert!(state.iter().all(|&s| s == 0.0));
-                    out
-                });
-            }
+fn norms_and_functions_of_tails_meet_none() {
+    let x: Vec<f32> = tails(64 * 303, -70.0)
+        .iter()
+        .zip(0..)
+        .map(|(x, i)| if i % 2 == 0 { *x } else { -x })
+        .collect();
+    check("tails", || {
+        let mut all = Vec::new();
+        for &function in Gate::ALL {
+            let mut x = x.clone();
+            function.of(&mut x);
+            all.extend(x);
         }
-    }
-}
-
-/// What a gated delta net gives while nothing more is written to its state.
-fn fade(given: &GatedDelta, state: &mut [f32], out: &mut Vec<f32>) {
-    let (none, decay) = (vec![0.0; given.write.len()], vec![-0.3; given.write.len()]);
-    for _ in 0..400_usize.div_ceil(given.v.rows()) {
-        let mut more = vec![f32::NAN; given.v.rows() * given.v.width()];
-        let given = GatedDelta { decay: &decay, write: &none, ..*given };
-        gated_delta(&given, state, &mut more, Gemm(plain));
-        out.extend(&more);
-    }
-    assert!(state.iter().all(|&s| s == 0.0));
+        let mut out = vec![f32::NAN; x.len()];
+        rms_norm(&x, None, 1e-6, 303, &mut out);
+        all.extend(&out);
+        layer_norm(&x, None, None, 1e-6, 303, &mut out);
+        all.extend(out);
+        all
+    });
 }
