@@ -54,7 +54,7 @@ impl Embed {
     pub fn forward(&self, tokens: &[usize]) -> Vec<f32> {
         let mut rows = self.table.rows_of(tokens.iter().copied());
         if let Some(scale) = self.scale {
-            scale_by(&mut rows, scale);
+            lathe_kernels::scale(&mut rows, scale);
         }
         rows
     }
@@ -64,7 +64,7 @@ impl Embed {
         let PerLayer { table, scale, projection, projection_scale, norm, sum_scale, width } =
             self.per_layer.as_ref()?;
         let mut projected = projection.forward(hidden);
-        scale_by(&mut projected, *projection_scale);
+        lathe_kernels::scale(&mut projected, *projection_scale);
         let mut sum = norm.forward(&projected, *width);
         let rows = table.rows_of(tokens.iter().copied());
         for (sum, row) in sum.iter_mut().zip(&rows) {
@@ -122,16 +122,11 @@ impl Head {
     pub fn forward(&self, hidden: &[f32]) -> Vec<f32> {
         let mut logits = self.linear.forward(hidden);
         if let Some(scale) = self.scale {
-            scale_by(&mut logits, scale);
+            lathe_kernels::scale(&mut logits, scale);
         }
         if let Some(cap) = self.soft_cap {
             lathe_kernels::soft_cap(&mut logits, cap);
         }
         logits
     }
-}
-
-/// Multiplies each element.
-pub fn scale_by(x: &mut [f32], by: f32) {
-    x.iter_mut().for_each(|x| *x *= by);
 }

@@ -276,7 +276,7 @@ impl Linear {
         products(x, &mut of, BLAS);
         for (linear, out) in all.iter().zip(outs) {
             if let Some(bias) = &linear.bias {
-                out.chunks_exact_mut(bias.len()).for_each(|row| add(row, bias));
+                lathe_kernels::add_bias(out, bias);
             }
         }
     }
@@ -315,13 +315,6 @@ pub fn floats(tensor: &Tensor) -> Option<Vec<f32>> {
 
 fn in_bytes(floats: &[f32]) -> Bytes {
     floats.iter().flat_map(|float| float.to_le_bytes()).collect()
-}
-
-/// Adds each element of another.
-pub fn add(to: &mut [f32], other: &[f32]) {
-    for (to, other) in to.iter_mut().zip(other) {
-        *to += other;
-    }
 }
 
 /// OpenBLAS (Accelerate on macOS); each thread of a product calls it for a part of its own.

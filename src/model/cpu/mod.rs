@@ -14,7 +14,6 @@ mod loader;
 mod mamba;
 mod matrix;
 mod memory;
-mod missing;
 mod mlp;
 mod module;
 mod moe;

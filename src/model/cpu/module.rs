@@ -2,11 +2,10 @@
 
 use super::attention::Attention;
 use super::delta::GatedDelta;
-use super::ends::scale_by;
 use super::latent::LatentAttention;
 use super::loader::Loader;
 use super::mamba::Mamba2;
-use super::matrix::{Floats, Linear, add};
+use super::matrix::{Floats, Linear};
 use super::mlp::{GatedMlp, Mlp};
 use super::moe::Moe;
 use super::norm::Norm;
@@ -122,13 +121,15 @@ impl Module {
                     }
                     _ => run(steps, x.clone(), walk),
                 };
-                add(&mut made, &x);
+                lathe_kernels::add_all(&mut made, &[&x], 1.0);
                 made
             }
             Module::Parallel(branches) => {
-                let mut made = branches.iter().map(|steps| run(steps, x.clone(), walk));
-                let Some(mut sum) = made.next() else { return x };
-                made.for_each(|made| add(&mut sum, &made));
+                let made = branches.iter().map(|steps| run(steps, x.clone(), walk));
+                let mut made: Vec<Vec<f32>> = made.collect();
+                let Some(mut sum) = made.pop() else { return x };
+                let others: Vec<&[f32]> = made.iter().map(|made| &made[..]).collect();
+                lathe_kernels::add_all(&mut sum, &others, 1.0);
                 sum
             }
             Module::Norm(norm) => norm.forward(&x, walk.width(&x)),
@@ -146,13 +147,11 @@ impl Module {
                 x
             }
             Module::ScaleBy(by) => {
-                scale_by(&mut x, *by);
+                lathe_kernels::scale(&mut x, *by);
                 x
             }
             Module::ScaleByTensor(by) => {
-                for row in x.chunks_exact_mut(by.len()) {
-                    row.iter_mut().zip(&by[..]).for_each(|(x, by)| *x *= by);
-                }
+                lathe_kernels::multiply_rows(&mut x, by);
                 x
             }
             Module::PerLayerInput(layer) => {

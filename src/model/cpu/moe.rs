@@ -5,11 +5,10 @@
 
 use std::sync::Arc;
 
-use lathe_kernels::Gate;
+use lathe_kernels::{Chosen, Gate, Scoring, Stack, mixture};
 
-use super::ends::scale_by;
 use super::loader::Loader;
-use super::matrix::{BLAS, Floats, Linear, Matrix, add};
+use super::matrix::{BLAS, Floats, Linear, Matrix};
 use super::module::{Module, run};
 use super::norm::Norm;
 use super::walk::Walk;
@@ -59,29 +58,24 @@ impl Moe {
 
     /// `[tokens, hidden]` to the same.
     pub fn forward(&self, x: &[f32], walk: &mut Walk) -> Vec<f32> {
-        let (chosen, weights) = self.router.choose(x, walk.width(x));
+        let (top_k, (chosen, weights)) = (self.router.top_k, self.router.choose(x, walk.width(x)));
         let normalized = self.input_norm.as_ref().map(|norm| norm.forward(x, walk.width(x)));
         let input = normalized.as_deref().unwrap_or(x);
         let mut out = match &self.latent {
             Some((entry, exit)) => {
-                exit.forward(&self.experts.forward(&entry.forward(input), &chosen, &weights))
+                let made = self.experts.forward(&entry.forward(input), &chosen, &weights, top_k);
+                exit.forward(&made)
             }
-            None => self.experts.forward(input, &chosen, &weights),
+            None => self.experts.forward(input, &chosen, &weights, top_k),
         };
         let Some(Shared { steps, gate, average }) = &self.shared else { return out };
         let mut beside = run(steps, x.to_vec(), walk);
         if let Some(gate) = gate {
             let mut open = gate.forward(x);
             Gate::Sigmoid.of(&mut open);
-            let width = walk.width(&beside);
-            for (row, open) in beside.chunks_exact_mut(width).zip(open) {
-                row.iter_mut().for_each(|x| *x *= open);
-            }
+            lathe_kernels::scale_rows(&mut beside, &open);
         }
-        add(&mut out, &beside);
-        if *average {
-            scale_by(&mut out, 0.5);
-        }
+        lathe_kernels::add_all(&mut out, &[&beside], if *average { 0.5 } else { 1.0 });
         out
     }
 }
@@ -93,7 +87,7 @@ struct Router {
     norm: Option<Norm>,
     soft_cap: Option<f32>,
     top_k: usize,
-    scores: ScoreKind,
+    scoring: Scoring,
     correction: Option<Floats>,
     groups: usize,
     top_groups: usize,
@@ -115,7 +109,11 @@ impl Router {
             norm: norm?,
             soft_cap: router.soft_cap.map(|cap| cap as f32),
             top_k,
-            scores: router.scores,
+            scoring: match router.scores {
+                ScoreKind::Softmax => Scoring::Softmax,
+                ScoreKind::SoftmaxOfChosen => Scoring::SoftmaxOfChosen,
+                ScoreKind::Sigmoid => Scoring::Sigmoid,
+            },
             correction: correction?,
             groups,
             top_groups,
@@ -132,9 +130,10 @@ impl Router {
         if let Some(cap) = self.soft_cap {
             lathe_kernels::soft_cap(&mut logits, cap);
         }
-        let how = super::missing::Route {
+        let how = lathe_kernels::Router {
+            experts: self.projection.outputs(),
             top_k: self.top_k,
-            scores: self.scores as u8,
+            scoring: self.scoring,
             correction: self.correction.as_deref(),
             groups: self.groups,
             top_groups: self.top_groups,
@@ -142,7 +141,10 @@ impl Router {
             scale: self.scale,
             expert_scale: self.expert_scale.as_deref(),
         };
-        super::missing::route(&logits, self.projection.outputs(), &how)
+        let count = logits.len() / how.experts * self.top_k;
+        let (mut chosen, mut weights) = (vec![0; count], vec![0.0; count]);
+        lathe_kernels::route(&how, &logits, &mut chosen, &mut weights);
+        (chosen, weights)
     }
 }
 
@@ -190,89 +192,48 @@ impl Experts {
 
     /// `[tokens, width]`, the experts of each, `[tokens, top_k]`, and their weights, to `[tokens,
     /// width]`.
-    fn forward(&self, x: &[f32], chosen: &[u32], weights: &[f32]) -> Vec<f32> {
-        let width = match &self.entry {
-            Entry::Plain(entry) | Entry::Split(entry, _) | Entry::Fused { both: entry, .. } => {
-                entry.columns
-            }
+    fn forward(&self, x: &[f32], experts: &[u32], weights: &[f32], top_k: usize) -> Vec<f32> {
+        let of = [&self.entry.first(), self.entry.second().unwrap_or(&self.down), &self.down];
+        let of = of.map(|matrix| move |expert: usize| matrix.of(expert));
+        let stack =
+            |at: usize, matrix: &Matrix, bias| Stack { count: matrix.stacked, of: &of[at], bias };
+        let biases = [&self.entry_bias, &self.gate_bias, &self.up_bias, &self.down_bias];
+        let [entry_bias, gate_bias, up_bias, down_bias] = biases.map(Option::as_deref);
+        let entry = match &self.entry {
+            Entry::Plain(up) => lathe_kernels::Entry::Plain(stack(0, up, entry_bias)),
+            Entry::Split(gate, up) => lathe_kernels::Entry::Split {
+                gate: stack(0, gate, gate_bias),
+                up: stack(1, up, up_bias),
+            },
+            Entry::Fused { both, interleaved } => lathe_kernels::Entry::Fused {
+                both: stack(0, both, entry_bias),
+                interleaved: *interleaved,
+            },
         };
-        let tokens = x.len() / width;
-        let top_k = chosen.len() / tokens.max(1);
-        let out_width = self.down.rows;
-        let mut pairs: Vec<usize> = (0..chosen.len()).collect();
-        pairs.sort_by_key(|&pair| chosen[pair]);
-        let mut each = vec![0.0; chosen.len() * out_width];
-        for same in pairs.chunk_by(|&a, &b| chosen[a] == chosen[b]) {
-            let expert = chosen[same[0]] as usize;
-            let row = |pair: &usize| &x[pair / top_k * width..][..width];
-            let rows: Vec<f32> = same.iter().flat_map(row).copied().collect();
-            let made = self.of_expert(expert, &rows);
-            for (&pair, made) in same.iter().zip(made.chunks_exact(out_width)) {
-                each[pair * out_width..][..out_width].copy_from_slice(made);
-            }
-        }
-        let mut out = vec![0.0; tokens * out_width];
-        for (pair, each) in each.chunks_exact(out_width).enumerate() {
-            let to = &mut out[pair / top_k * out_width..][..out_width];
-            to.iter_mut().zip(each).for_each(|(to, each)| *to += weights[pair] * each);
-        }
+        let down = stack(2, &self.down, down_bias);
+        let mixed =
+            lathe_kernels::Experts { entry, function: self.function, clamp: self.clamp, down };
+        let mut out = vec![0.0; experts.len() / top_k * self.down.rows];
+        mixture(&mixed, &Chosen { top_k, experts, weights }, x, &mut out, BLAS);
         out
     }
+}
 
-    fn of_expert(&self, expert: usize, x: &[f32]) -> Vec<f32> {
-        let product = |matrix: &Matrix, bias: &Option<Floats>, x: &[f32]| {
-            let mut out = vec![0.0; x.len() / matrix.columns * matrix.rows];
-            lathe_kernels::product(x, &matrix.of(expert), &mut out, BLAS);
-            if let Some(bias) = bias {
-                let bias = &bias[expert * matrix.rows..][..matrix.rows];
-                out.chunks_exact_mut(matrix.rows).for_each(|row| add(row, bias));
+impl Entry<Arc<Matrix>> {
+    /// The matrix that is all of it, or the gate's.
+    fn first(&self) -> &Matrix {
+        match self {
+            Entry::Plain(first) | Entry::Split(first, _) | Entry::Fused { both: first, .. } => {
+                first
             }
-            out
-        };
-        let inner = match &self.entry {
-            Entry::Plain(up) => {
-                let mut inner = product(up, &self.entry_bias, x);
-                self.function.of(&mut inner);
-                inner
-            }
-            Entry::Split(gate, up) => {
-                let gate = product(gate, &self.gate_bias, x);
-                self.gated(gate, &product(up, &self.up_bias, x))
-            }
-            Entry::Fused { both, interleaved } => {
-                let all = product(both, &self.entry_bias, x);
-                let inner = both.rows / 2;
-                let part = |from: usize| -> Vec<f32> {
-                    let rows = all.chunks_exact(2 * inner);
-                    match interleaved {
-                        true => {
-                            let row = |row: &[f32]| -> Vec<f32> {
-                                row.iter().skip(from).step_by(2).copied().collect()
-                            };
-                            rows.flat_map(row).collect()
-                        }
-                        false => rows
-                            .flat_map(|row| &row[from * inner..(from + 1) * inner])
-                            .copied()
-                            .collect(),
-                    }
-                };
-                self.gated(part(0), &part(1))
-            }
-        };
-        product(&self.down, &self.down_bias, &inner)
+        }
     }
 
-    fn gated(&self, mut gate: Vec<f32>, up: &[f32]) -> Vec<f32> {
-        let Some((limit, alpha)) = self.clamp else {
-            self.function.apply(&mut gate, up);
-            return gate;
-        };
-        for (gate, up) in gate.iter_mut().zip(up) {
-            let open = gate.min(limit);
-            let up = up.clamp(-limit, limit) + 1.0;
-            *gate = open / (1.0 + (-alpha * open).exp()) * up;
+    /// What a gate by itself opens.
+    fn second(&self) -> Option<&Matrix> {
+        match self {
+            Entry::Split(_, up) => Some(up),
+            Entry::Plain(_) | Entry::Fused { .. } => None,
         }
-        gate
     }
 }
