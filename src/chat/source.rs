@@ -1,7 +1,7 @@
 //! A template's text as minijinja is given it, so that it means there what it means to jinja2.
 //!
 //! Line ends of any kind are one newline; the line end after `{% raw %}` stays; `{% generation %}`
-//! (which marks the model's own words for training) says nothing; `%`, comparisons and loops, which
+//! (which marks the model's own words for training) says nothing; `\a` and `\v` are Python's; `%`, comparisons and loops, which
 //! minijinja takes otherwise, go through filters; and macros that speak of `varargs` or `kwargs` get
 //! them. [`Source`] knows what stood at a place before.
 
@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use regex::{Captures, Regex};
 
-use edits::{Edit, comparisons, loops, percents};
+use edits::{Edit, comparisons, escapes, loops, percents};
 use macros::Macros;
 use tokens::tokens;
 
@@ -38,6 +38,13 @@ impl Source {
         }));
         edits.extend(of_blocks(&own));
         edits.sort_by_key(|(range, _)| (range.start, range.end));
+        // Of what is no template two edits may take the same place: the first has it.
+        let mut taken = 0;
+        edits.retain(|(range, _)| {
+            let free = range.start >= taken;
+            taken = taken.max(range.end);
+            free
+        });
         let mut given = String::with_capacity(own.len());
         let mut from = 0;
         for (range, by) in &edits {
@@ -100,6 +107,7 @@ fn of_blocks(text: &str) -> Vec<Edit> {
                 at = text[end..].find("endraw").map_or(text.len(), |raw| end + raw);
                 continue;
             }
+            found.extend(escapes(text, &tokens));
             found.extend(percents(text, &tokens));
             found.extend(comparisons(text, &tokens, is_statement));
             // Last: what it puts behind an expression stands behind what others do.
@@ -171,6 +179,18 @@ mod tests {
                 .replace("|C(", &format!("|{}(", crate::chat::python::COMPARE))
                 .replace(")|E", &format!(")|{}", crate::chat::python::EACH));
             assert_eq!(Source::new(given).given, expected);
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_makes_it_panic(
+            written in "(\\{[{%#]-?|[-+]?[}%#]\\}|for x in |macro f\\(|endmacro|varargs|generation|raw|[a-z<>=%'\"\\\\()\\[\\]{}|.,é \n]){0,30}"
+        ) {
+            let source = Source::new(&written);
+            for at in [0, 1, source.given.len() / 2, source.given.len()] {
+                proptest::prop_assert!(source.place(at..at + 1).end <= source.own.len());
+            }
         }
     }
 

@@ -788,6 +788,17 @@ strftime_now('%x') == strftime_now('%m/%d/%y')
 [1, 2] < [1, 3]
 (messages|length) > 2 and messages | length <= 3
 3 > 2 > 1
+'\u00e9\x41\t|'
+'\101\0'
+'\a\b\f\v\r'
+'\q\'\"\\'
+'%a' % 'é'
+'a' in none
+'a' in nothing
+'a' not in none
+'a' in 5
+'a' in messages[2].none
+'a' in {'a': 1} and 1 not in [2]
 1 < 2 == true
 none > none
 nothing < 1

@@ -119,6 +119,26 @@ fn end_of_side(text: &str, tokens: &[Token], begin: usize) -> Option<usize> {
     Some(at)
 }
 
+/// The edits that put the characters that a text names by a letter, as Python's do, by their numbers.
+pub fn escapes(text: &str, tokens: &[Token]) -> Vec<Edit> {
+    let mut edits = Vec::new();
+    for token in tokens.iter().filter(|token| token.kind == Kind::Text) {
+        let mut letters = text[token.range.clone()].char_indices();
+        while let Some((at, letter)) = letters.next() {
+            if letter != '\\' {
+                continue;
+            }
+            let named = letters.next().map(|(_, named)| named);
+            let known = [('a', "\\x07"), ('v', "\\x0b")];
+            if let Some((_, by)) = known.iter().find(|(name, _)| Some(*name) == named) {
+                let start = token.range.start + at;
+                edits.push((start..start + 2, (*by).to_owned()));
+            }
+        }
+    }
+    edits
+}
+
 /// The edits that make a loop refuse none, as Python does.
 pub fn loops(text: &str, tokens: &[Token]) -> Vec<Edit> {
     let word = |at: usize| tokens.get(at).map(|token| &text[token.range.clone()]);
