@@ -165,6 +165,8 @@ codes! {
     ContextTooLong = "context-too-long",
     /// The model that was made does not predict text as a language model does.
     SmokeCheck = "smoke-check",
+    /// A file of scenarios for the controller of drafts cannot be understood.
+    Scenario = "scenario",
     /// An operation on tensors failed.
     Compute = "compute",
     /// The feature was left out of this build.

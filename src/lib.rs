@@ -16,6 +16,7 @@ pub mod create;
 pub mod decoder;
 pub mod doctor;
 pub mod document;
+pub mod draft;
 pub mod dtype;
 #[cfg(feature = "mlx")]
 pub mod engine;

@@ -27,6 +27,10 @@ pub const ALL: &[Named] = &[
         "which programs that quantize lathe reads, and which it names and refuses",
     ),
     named::<crate::read::Described>("inventory", "an inventory file"),
+    named::<crate::draft::controller::scenario::ScenarioFile>(
+        "scenarios",
+        "scenarios for the controller of drafting depths",
+    ),
 ];
 
 const fn named<T: JsonSchema>(name: &'static str, about: &'static str) -> Named {

@@ -2,6 +2,7 @@
 //! beyond arguments and printing.
 
 mod args;
+mod bench;
 mod cp;
 mod create;
 mod doctor;
@@ -53,6 +54,7 @@ enum Command {
     Plan(plan::Plan),
     Doctor(doctor::Doctor),
     Export(export::Export),
+    Bench(bench::Bench),
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -96,6 +98,7 @@ fn run(command: Command) -> Result<(), ui::Failure> {
         Command::Policy(args) => policy::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "lathe", &mut script);

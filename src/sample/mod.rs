@@ -175,20 +175,37 @@ impl Sampler {
     /// # Errors
     /// When no logit is a finite number.
     pub fn sample(&mut self, logits: &mut [f32]) -> Result<Choice, Fault> {
+        if self.settings.temperature > 0.0 {
+            return self.choose(logits, |distribution, uniform| distribution.pick(uniform()));
+        }
         let report = self.settings.logprobs.map(|count| Report::of(logits, count));
-        let id = if self.settings.temperature == 0.0 {
-            self.adjust(logits);
-            largest(logits).ok_or_else(no_numbers)?
-        } else {
-            let distribution = self.distribution(logits)?;
-            let uniform = self.uniform();
-            distribution.pick(uniform)
-        };
+        self.adjust(logits);
+        let id = largest(logits).ok_or_else(no_numbers)?;
+        Ok(self.chosen(id, report))
+    }
+
+    /// Commits what `pick` chooses from the distribution that the settings make of `[vocabulary]`
+    /// logits and random numbers in [0, 1). The logits are changed.
+    ///
+    /// # Errors
+    /// When no logit is a finite number.
+    pub fn choose(
+        &mut self,
+        logits: &mut [f32],
+        pick: impl FnOnce(&Distribution, &mut dyn FnMut() -> f64) -> u32,
+    ) -> Result<Choice, Fault> {
+        let report = self.settings.logprobs.map(|count| Report::of(logits, count));
+        let distribution = self.distribution(logits)?;
+        let id = pick(&distribution, &mut || self.uniform());
+        Ok(self.chosen(id, report))
+    }
+
+    fn chosen(&mut self, id: u32, report: Option<Report>) -> Choice {
         self.commit(id);
-        Ok(match report {
+        match report {
             None => Choice { id, logprob: None, top: Vec::new() },
             Some(report) => Choice { id, logprob: Some(report.of_token(id)), top: report.top },
-        })
+        }
     }
 
     /// What the settings make of `[vocabulary]` logits: the tokens that may follow and their
