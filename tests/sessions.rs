@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use common::Sandbox;
 use lathe::engine::{
-    Answer, Engine, Happened, Id, Limits, Loading, Options, Prompt, Reason, Request, Scheduler,
-    Start,
+    Answer, Draft, Engine, Happened, Id, Limits, Loading, Options, Prompt, Reason, Request,
+    Scheduler, Start,
 };
 use lathe::sample::{Sampler, Settings};
 use lathe::store::{Name, Store};
@@ -104,7 +104,7 @@ fn add(engine: &Engine, scheduler: &mut Scheduler, (prompt, answer): (usize, usi
 fn add_tokens(engine: &Engine, scheduler: &mut Scheduler, tokens: &[u32], answer: usize) -> Id {
     let limits = Limits { max_tokens: answer, context: 4096, ends: Arc::default() };
     let (start, sampler) = (Start { tokens, lasting: &[] }, Sampler::new(Settings::default()));
-    scheduler.add(engine.model(), start, sampler, limits).unwrap()
+    scheduler.add(engine.model(), start, sampler, limits, Draft::None).unwrap()
 }
 
 /// Steps until nothing is due: the tokens of each.
@@ -219,7 +219,7 @@ fn beginnings_are_shared(name: &str) {
         let limits = Limits { max_tokens: 40, context: 4096, ends: Arc::default() };
         let start = Start { tokens, lasting: &lasting };
         let sampler = Sampler::new(Settings::default());
-        scheduler.add(engine.model(), start, sampler, limits).unwrap()
+        scheduler.add(engine.model(), start, sampler, limits, Draft::None).unwrap()
     };
     let first = add(&mut scheduler, &question(3));
     for _ in 0..4 {
@@ -252,6 +252,71 @@ fn beginnings_are_shared(name: &str) {
 #[test]
 fn beginnings_are_shared_by_prompts() {
     ["llama", "gemma3", "qwen3_5", "deepseek_v3"].into_iter().for_each(beginnings_are_shared);
+}
+
+/// What drafts changes nothing of a greedy answer, whatever is drafted at once: over windows, states,
+/// latents and experts, for one sequence and for several, with budgets that end inside of a draft.
+fn drafts_change_nothing(name: &str) -> usize {
+    let sandbox = Sandbox::new();
+    let engine = engine(&sandbox, name);
+    // What repeats is looked up.
+    let prompt: Vec<u32> = (0..60).map(|at| 1 + at * 7 % 13).collect();
+    let begin = |scheduler: &mut Scheduler, answer: usize, draft: Draft| {
+        let limits = Limits { max_tokens: answer, context: 4096, ends: Arc::default() };
+        let (start, sampler) =
+            (Start { tokens: &prompt, lasting: &[] }, Sampler::new(Settings::default()));
+        scheduler.add(engine.model(), start, sampler, limits, draft).unwrap()
+    };
+    let mut plain = Scheduler::default();
+    let id = begin(&mut plain, 200, Draft::None);
+    let wanted = run(&engine, &mut plain).remove(&id).unwrap();
+    let (mut drafted, mut accepted) = (0, 0);
+    for depth in [0, 1, 2, 3, 5, 8, 16, 40] {
+        let mut scheduler = Scheduler::default();
+        scheduler.fix_depth(Some(depth));
+        let budgets = [200, 1, 7, 50];
+        let ids = budgets.map(|budget| begin(&mut scheduler, budget, Draft::Lookup));
+        let chosen = run(&engine, &mut scheduler);
+        for (id, budget) in ids.into_iter().zip(budgets) {
+            assert_eq!(chosen[&id], wanted[..budget], "{name}: {depth} at once, {budget}");
+            let statistics = scheduler.remove(id).unwrap();
+            (drafted, accepted) = (drafted + statistics.drafted, accepted + statistics.accepted);
+            assert!(
+                statistics.accepted <= statistics.drafted && (depth > 0 || statistics.rounds == 0)
+            );
+        }
+        // The next turn goes on from what drafts left.
+        let again = begin(&mut scheduler, 30, Draft::Lookup);
+        assert!(scheduler.get(again).unwrap().statistics().reused_tokens >= 59, "{name}");
+        assert_eq!(run(&engine, &mut scheduler)[&again], wanted[..30], "{name}: {depth}, again");
+    }
+    assert!(drafted > 0, "{name}");
+    accepted
+}
+
+#[test]
+fn drafts_with_keys() {
+    assert!(drafts_change_nothing("llama") > 0, "nothing was accepted");
+}
+
+#[test]
+fn drafts_with_windows() {
+    drafts_change_nothing("gemma3");
+}
+
+#[test]
+fn drafts_with_recurrent_states() {
+    drafts_change_nothing("qwen3_5");
+}
+
+#[test]
+fn drafts_with_latents() {
+    drafts_change_nothing("deepseek_v3");
+}
+
+#[test]
+fn drafts_with_experts_and_sinks() {
+    drafts_change_nothing("gpt_oss");
 }
 
 /// By hand, with more of them: `LATHE_SEQUENCES=10000 cargo test --release --test sessions flat`.

@@ -16,7 +16,7 @@ use signal_hook::low_level::emulate_default_handler;
 
 use super::args::{BackendArg, OutputArg, StoreArg};
 use super::ui;
-use crate::engine::{Answer, Engine, Event, Loading, Options, Prompt, Reason, Request, Scheduler};
+use crate::engine::{Answer, Draft, Engine, Event, Loading, Options, Prompt, Reason, Request};
 use crate::fault::{Code, Fault, Faults};
 use crate::store::Name;
 use screen::Screen;
@@ -94,9 +94,26 @@ struct SamplingArgs {
     /// Any parameter of a Modelfile, such as repeat_penalty=1.1; may be given several times
     #[arg(long = "set", value_name = "NAME=VALUE")]
     parameters: Vec<String>,
+    /// What drafts tokens that the model only checks; the answer is the same
+    #[arg(long, value_enum, default_value_t = DraftName::Auto, value_name = "WHAT")]
+    draft: DraftName,
+    /// Draft so many tokens each time, instead of as many as pay here
+    #[arg(long, value_name = "COUNT")]
+    draft_depth: Option<usize>,
     /// With --output json: log-probabilities of each token and of so many alternatives
     #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
     logprobs: Option<usize>,
+}
+
+/// What drafts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum DraftName {
+    /// The best that there is for the model
+    Auto,
+    /// Nothing
+    None,
+    /// What followed when the last tokens stood in the text before
+    Lookup,
 }
 
 impl SamplingArgs {
@@ -135,6 +152,11 @@ impl SamplingArgs {
             options.settle("stop");
         }
         options.sampling.logprobs = self.logprobs;
+        options.draft = match self.draft {
+            DraftName::Auto => Draft::Auto,
+            DraftName::None => Draft::None,
+            DraftName::Lookup => Draft::Lookup,
+        };
         options.check()?;
         Ok(options)
     }
@@ -195,7 +217,11 @@ fn start(args: &Run) -> Result<Ended, Faults> {
     let screen = Screen::new(!args.hide_thinking, args.verbose);
     match prompt {
         Some(prompt) => once(args, &engine, options, system, &prompt, screen),
-        None => talk::talk(&engine, options, system, args.raw, screen).map(|()| Ended::Whole),
+        None => {
+            let mut scheduler = engine.scheduler();
+            scheduler.fix_depth(args.sampling.draft_depth);
+            talk::talk(&engine, scheduler, options, system, args.raw, screen).map(|()| Ended::Whole)
+        }
     }
 }
 
@@ -258,7 +284,8 @@ fn once(
     let request = Request { prompt, options };
     let json = args.output.json();
     let mut tokens = Vec::new();
-    let mut scheduler = Scheduler::for_talk();
+    let mut scheduler = engine.scheduler();
+    scheduler.fix_depth(args.sampling.draft_depth);
     let answer = engine.answer(&mut scheduler, &request, &|| !interrupted(), &mut |event| {
         if let Event::Token(choice) = &event {
             tokens.push(json!({
@@ -284,6 +311,7 @@ fn once(
     } else {
         screen.end(&answer, engine, &mut scheduler)?;
     }
+    engine.remember(&scheduler);
     Ok(if interrupted() { Ended::Interrupted } else { Ended::Whole })
 }
 
@@ -311,6 +339,9 @@ fn document(engine: &Engine, answer: &Answer, tokens: Vec<Value>, args: &Run) ->
             "load_seconds": engine.load_time().as_secs_f64(),
             "prompt_tokens": statistics.prompt_tokens,
             "prefill_seconds": statistics.prefill.as_secs_f64(),
+            "drafted": statistics.drafted,
+            "accepted": statistics.accepted,
+            "rounds": statistics.rounds,
             "prefill_tokens_per_second": statistics.prefill_rate(),
             "answer_tokens": statistics.answer_tokens,
             "decode_seconds": statistics.decode.as_secs_f64(),

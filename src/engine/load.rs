@@ -8,11 +8,12 @@ use serde_json::Value;
 use super::options::Options;
 use crate::chat::{Answers, Template, is_go};
 use crate::checkpoint::{self, GENERATION_CONFIG, architecture, chat_template};
+use crate::draft::controller::state::{Key, Memory};
 use crate::fault::{Code, Fault, Faults};
 use crate::model::{Backend, Blobs, Compute, Known, Model, TensorSource, load as load_model};
 use crate::plan::DRAFT_PREFIX;
 use crate::policy::{Policy, Role, stored};
-use crate::store::{Layer, Manifest, Name, Store, media};
+use crate::store::{Digest, Layer, Manifest, Name, Store, media};
 use crate::tokenizer::{Files, Tokenizer};
 
 /// A model that answers.
@@ -26,6 +27,8 @@ pub struct Engine {
     /// As with the template.
     pub(super) answers: Result<Answers, Fault>,
     pub(super) load_time: Duration,
+    /// Where it is kept what drafting is like; `None` where there is no place for it.
+    pub(super) drafting: Option<Memory>,
     /// What the makers recommend and the Modelfile says.
     pub defaults: Options,
     /// The Modelfile's system message.
@@ -102,6 +105,7 @@ impl Engine {
         let own = text(media::TEMPLATE)?.filter(|template| !is_go(template));
         let (template, tool_template) = templates(own, &files);
         let dirs: Vec<&Path> = loading.policy_dir.into_iter().collect();
+        let drafting = drafting(&manifest, &model);
         let parser = config.parser.as_deref().unwrap_or(crate::chat::DEFAULT);
         Ok(Engine {
             model,
@@ -110,6 +114,7 @@ impl Engine {
             tool_template,
             answers: Answers::or_ollamas(policy.answers(parser, &dirs), parser),
             load_time: begin.elapsed(),
+            drafting,
             defaults,
             system: text(media::SYSTEM)?,
             messages: messages.as_array().cloned().unwrap_or_default(),
@@ -136,6 +141,20 @@ impl Engine {
     pub fn model(&self) -> &Model {
         &self.model
     }
+}
+
+/// Where it is kept what drafting is like for a model on this machine.
+fn drafting(manifest: &Manifest, model: &Model) -> Option<Memory> {
+    use etcetera::BaseStrategy;
+    let folder = etcetera::choose_base_strategy().ok()?.cache_dir().join("lathe");
+    let digests: String = manifest.layers.iter().map(|layer| layer.digest.to_string()).collect();
+    let key = Key {
+        model: Digest::of(digests.as_bytes()).to_string(),
+        draft: "lookup".into(),
+        backend: model.backend().name().into(),
+        device: format!("{:?}", mlx_rs::Device::default()),
+    };
+    Some(Memory::new(&folder, key))
 }
 
 /// Builds the model that a set of weights and its config make, as a policy describes it.

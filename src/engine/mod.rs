@@ -26,7 +26,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 pub use load::{Engine, Loading, model};
-pub use options::Options;
+pub use options::{Draft, Options};
 pub use prefixes::{Beginning, Prefixes};
 pub use scheduler::{Happened, Id, Scheduler};
 pub use sequence::{Limits, Reason, Sequence, Start, Statistics};
@@ -108,6 +108,22 @@ impl Engine {
     pub fn context(&self, options: &Options) -> usize {
         let bounds = [self.model.context(), self.model.exact_context(), options.context];
         bounds.into_iter().flatten().min().unwrap_or(usize::MAX)
+    }
+
+    /// A scheduler for a conversation with this model, that begins with what drafting was like before.
+    pub fn scheduler(&self) -> Scheduler {
+        let mut scheduler = Scheduler::for_talk();
+        if let Some(drafting) = &self.drafting {
+            scheduler.learn(drafting.load());
+        }
+        scheduler
+    }
+
+    /// Keeps what drafting was like, for the next time. It is no loss where that cannot be written.
+    pub fn remember(&self, scheduler: &Scheduler) {
+        if let Some(drafting) = &self.drafting {
+            let _ = drafting.save(scheduler.learned());
+        }
     }
 
     fn too_long(&self, prompt: &str, context: usize) -> Fault {
@@ -217,7 +233,7 @@ impl Engine {
             ends: Arc::new(self.tokenizer.ends().clone()),
         };
         let sampler = Sampler::new(options.sampling.clone());
-        let id = scheduler.add(&self.model, start, sampler, limits)?;
+        let id = scheduler.add(&self.model, start, sampler, limits, options.draft)?;
         let ended = self.run_alone(scheduler, &mut words, go_on, on_event);
         let statistics = scheduler.remove(id).unwrap_or_default();
         let reason = ended?;

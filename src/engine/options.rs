@@ -22,8 +22,22 @@ pub struct Options {
     pub context: Option<usize>,
     /// Whether the model is to think, where it can be told.
     pub thinking: Option<bool>,
+    /// What drafts tokens that the model only checks.
+    pub draft: Draft,
     /// Options of the Modelfile that cannot be set as it says, and why.
     pub refused: Vec<(String, Fault)>,
+}
+
+/// What drafts. The answer is the same whatever does, and its distribution when it is sampled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Draft {
+    /// The best that there is for the model.
+    #[default]
+    Auto,
+    /// Nothing.
+    None,
+    /// What followed when the last tokens stood in the text before.
+    Lookup,
 }
 
 /// Sets one option from a number that its parameter takes.

@@ -7,8 +7,11 @@
 
 use std::time::{Duration, Instant};
 
+use super::options::Draft;
 use super::prefixes::Prefixes;
 use super::sequence::{Limits, Reason, Sequence, Start, Statistics};
+use crate::draft::controller::{Controller, Learned, Round};
+use crate::draft::lookup::Lookup;
 use crate::fault::Fault;
 use crate::model::{Cache, Model, Pass, Span};
 use crate::sample::{Choice, Sampler};
@@ -45,6 +48,20 @@ pub struct Scheduler {
     last: u64,
     prefixes: Prefixes,
     pace: Pace,
+    controller: Controller,
+    depth: Option<usize>,
+}
+
+/// Repeated tokens after which lookup proposes.
+const REPEATED: usize = 2;
+
+/// A pass and whose spans are in it.
+struct Packed {
+    pass: Pass,
+    /// The sequences, by their places.
+    sequences: Vec<usize>,
+    /// Tokens of prompts in it.
+    prompts: usize,
 }
 
 /// How long passes take.
@@ -78,11 +95,34 @@ impl Scheduler {
         start: Start,
         sampler: Sampler,
         limits: Limits,
+        draft: Draft,
     ) -> Result<Id, Fault> {
         let ran = self.prefixes.find(model, start.tokens)?;
+        let mut sequence = Sequence::new(ran, start, sampler, limits);
+        match draft {
+            Draft::None => {}
+            Draft::Auto | Draft::Lookup => {
+                sequence.draft(Box::new(Lookup::new(REPEATED)), self.controller.begin());
+            }
+        }
         self.last += 1;
-        self.sequences.push((Id(self.last), Sequence::new(ran, start, sampler, limits)));
+        self.sequences.push((Id(self.last), sequence));
         Ok(Id(self.last))
+    }
+
+    /// Begins with what drafting was like before.
+    pub fn learn(&mut self, learned: Learned) {
+        self.controller = Controller::new(learned);
+    }
+
+    /// Drafts so many tokens at most, whatever pays; `None` lets what is measured decide.
+    pub fn fix_depth(&mut self, depth: Option<usize>) {
+        self.depth = depth;
+    }
+
+    /// What drafting is like.
+    pub fn learned(&self) -> &Learned {
+        self.controller.learned()
     }
 
     /// Takes a sequence out, over or not, and keeps what it has run.
@@ -111,7 +151,7 @@ impl Scheduler {
 
     /// One pass over what is due. Gives what came of it, in the order of the sequences.
     pub fn step(&mut self, model: &Model) -> Vec<(Id, Happened)> {
-        let (pass, packed) = self.pack(model);
+        let Packed { pass, sequences: packed, prompts } = self.pack(model);
         if pass.spans.is_empty() {
             return Vec::new();
         }
@@ -125,22 +165,22 @@ impl Scheduler {
             let each = pass.spans.chunks(1).zip(sequences.chunks_mut(1));
             results = each.flat_map(|(span, sequence)| run(model, span, sequence)).collect();
         }
-        let mut happened = Vec::new();
+        let took = begin.elapsed();
+        let (mut happened, mut rounds) = (Vec::new(), Vec::new());
         for ((id, sequence), (span, result)) in
             sequences.into_iter().zip(pass.spans.iter().zip(results))
         {
-            let choice = result.and_then(|mut logits| {
-                if let Some(beginning) = sequence.ran(span.tokens.len()) {
-                    self.prefixes.keep(beginning);
-                }
-                if logits.is_empty() { Ok(None) } else { sequence.choose(&mut logits) }
-            });
-            match choice {
-                Ok(choice) => {
-                    happened.extend(choice.map(|choice| (*id, Happened::Chose(choice))));
+            let before = sequence.statistics();
+            match result.and_then(|mut logits| sequence.take(span, &mut logits)) {
+                Ok((choices, beginning)) => {
+                    beginning.into_iter().for_each(|beginning| self.prefixes.keep(beginning));
+                    let chose = choices.into_iter().map(|choice| (*id, Happened::Chose(choice)));
+                    happened.extend(chose);
                     if sequence.ended().is_some() {
                         happened.push((*id, Happened::Ended));
                     }
+                    let round = sequence.round_since(before);
+                    rounds.extend(sequence.rates().map(|rates| (rates, round)));
                 }
                 Err(fault) => {
                     sequence.end(Reason::Cancelled);
@@ -148,20 +188,26 @@ impl Scheduler {
                 }
             }
         }
-        self.pace.took(&pass, begin.elapsed());
+        // What a draft costs is told by passes that carried nothing but answers that may draft.
+        let alone = prompts == 0 && rounds.len() == pass.spans.len();
+        if !rounds.is_empty() && prompts == 0 {
+            let cost = alone.then_some(1e3 * took.as_secs_f64());
+            self.controller.report(&mut rounds, cost);
+        }
+        let plain = rounds.iter().all(|(_, round): &(_, Round)| round.drafted == 0);
+        self.pace.took(prompts, pass.spans.len(), plain, took);
         happened
     }
 
-    /// What is due, and whose it is: all answers' next tokens, and as much of prompts as there is
-    /// room for.
-    fn pack(&mut self, model: &Model) -> (Pass, Vec<usize>) {
+    /// What is due, and whose it is: all answers' next tokens with their drafts, and as much of prompts
+    /// as there is room for.
+    fn pack(&mut self, model: &Model) -> Packed {
         let running = |(_, sequence): &(Id, Sequence)| sequence.ended().is_none();
         let answering = |entry: &(Id, Sequence)| running(entry) && entry.1.due() == 1;
-        let mut room = match self.sequences.iter().any(answering) {
-            true => self.pace.chunk(),
-            false => CHUNK,
-        };
-        let (mut spans, mut packed): (Vec<Span>, Vec<usize>) = (Vec::new(), Vec::new());
+        let answers = self.sequences.iter().any(answering);
+        let mut room = if answers { self.pace.chunk() } else { CHUNK };
+        self.draft(model);
+        let mut packed = Packed { pass: Pass::default(), sequences: Vec::new(), prompts: 0 };
         for (at, entry) in self.sequences.iter_mut().enumerate() {
             let answers = answering(entry);
             if !running(entry) || !answers && room == 0 {
@@ -170,16 +216,38 @@ impl Scheduler {
             let span = entry.1.span(model, if answers { CHUNK } else { room });
             if !answers {
                 room -= span.tokens.len().min(room);
+                packed.prompts += span.tokens.len();
             }
-            spans.push(span);
-            packed.push(at);
+            packed.pass.spans.push(span);
+            packed.sequences.push(at);
         }
-        (Pass { spans, taps: Vec::new() }, packed)
+        packed
+    }
+
+    /// Lets drafters propose as many tokens as pay.
+    fn draft(&mut self, model: &Model) {
+        let running = self.sequences.iter().enumerate();
+        let running = running.filter(|(_, (_, sequence))| sequence.ended().is_none());
+        let may: Vec<_> = running
+            .filter_map(|(at, (_, sequence))| Some((at, sequence.may_draft(model)?)))
+            .collect();
+        if may.is_empty() {
+            return;
+        }
+        let limits: Vec<_> = may.iter().map(|(_, limit)| *limit).collect();
+        let depths = match self.depth {
+            Some(depth) => limits.iter().map(|(_, limit)| depth.min(*limit)).collect(),
+            None => self.controller.plan(&limits),
+        };
+        let places: Vec<usize> = may.into_iter().map(|(at, _)| at).collect();
+        for (at, depth) in places.into_iter().zip(depths) {
+            self.sequences[at].1.propose(depth);
+        }
     }
 }
 
-/// One pass over spans of as many sequences; settled. Gives each one's logits, those of its last token
-/// or none. When the pass fails nothing has changed, and the fault is each one's.
+/// One pass over spans of as many sequences, which these have to settle. Gives each one's wanted
+/// logits. When the pass fails nothing has changed, and the fault is each one's.
 fn run(
     model: &Model,
     spans: &[Span],
@@ -200,7 +268,6 @@ fn run(
             spans.iter().map(|_| Err(fault.clone())).collect()
         }
         Ok((logits, width)) => {
-            sequences.iter_mut().for_each(|(_, sequence)| sequence.cache().commit());
             let mut rest = &logits[..];
             let each = spans.iter().map(|span| {
                 let (own, others) = rest.split_at(span.wanted().len() * width);
@@ -223,17 +290,17 @@ impl Pace {
         }
     }
 
-    /// Notes what a pass took.
-    fn took(&mut self, pass: &Pass, time: Duration) {
+    /// Notes what a pass took, with so many tokens of prompts in it and so many spans; whether answers
+    /// were plain.
+    fn took(&mut self, prompts: usize, spans: usize, plain: bool, time: Duration) {
         let seconds = time.as_secs_f64();
         let follow = |known: &mut Option<f64>, new: f64| {
             *known = Some(known.map_or(new, |known| 0.8 * known + 0.2 * new));
         };
-        let prompts = pass.spans.iter().map(|span| span.tokens.len()).filter(|&tokens| tokens > 1);
-        match prompts.sum::<usize>() {
-            0 => follow(&mut self.answers, seconds),
+        match prompts {
+            0 if plain => follow(&mut self.answers, seconds),
             tokens if tokens >= LEAST => {
-                let alone = if pass.spans.len() > 1 { self.answers.unwrap_or(0.0) } else { 0.0 };
+                let alone = if spans > 1 { self.answers.unwrap_or(0.0) } else { 0.0 };
                 follow(&mut self.token, (seconds - alone).max(0.0) / tokens as f64);
             }
             _ => {}

@@ -5,6 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::prefixes::Beginning;
+use crate::draft::accept::{Proposal, accept};
+use crate::draft::controller::{Rates, Round};
+use crate::draft::drafter::{Committed, Drafter, Draw};
 use crate::fault::Fault;
 use crate::model::{Cache, Logits, Model, Span};
 use crate::sample::{Choice, Sampler};
@@ -44,6 +47,12 @@ pub struct Statistics {
     pub answer_tokens: usize,
     /// Time from the first token of the answer to the last.
     pub decode: Duration,
+    /// Passes that checked a draft.
+    pub rounds: usize,
+    /// Tokens that were drafted.
+    pub drafted: usize,
+    /// Those of them that were accepted.
+    pub accepted: usize,
 }
 
 impl Statistics {
@@ -98,7 +107,21 @@ pub struct Sequence {
     begin: Instant,
     first: Instant,
     ended: Option<Reason>,
+    drafting: Option<Drafting>,
+    /// What the pass in progress checks.
+    proposals: Vec<Proposal>,
 }
+
+/// What drafts for a sequence, and how it fares.
+struct Drafting {
+    drafter: Box<dyn Drafter + Send>,
+    rates: Rates,
+    /// Tokens that the drafter has heard of.
+    heard: usize,
+}
+
+/// The deepest draft of a model whose caches forget: as far as they go back.
+const DEEPEST_THAT_FORGETS: usize = 60;
 
 impl Sequence {
     /// An answer to a prompt, going on from a beginning of it.
@@ -126,8 +149,74 @@ impl Sequence {
         stops.sort_unstable_by(|a, b| b.cmp(a));
         stops.dedup();
         let pending = prompt[reused..].to_vec();
-        let (first, ended) = (begin, None);
-        Sequence { ran, pending, stops, sampler, limits, statistics, begin, first, ended }
+        Sequence {
+            ran,
+            pending,
+            stops,
+            sampler,
+            limits,
+            statistics,
+            begin,
+            first: begin,
+            ended: None,
+            drafting: None,
+            proposals: Vec::new(),
+        }
+    }
+
+    /// Drafts from now on.
+    pub(super) fn draft(&mut self, drafter: Box<dyn Drafter + Send>, rates: Rates) {
+        self.drafting = Some(Drafting { drafter, rates, heard: 0 });
+        self.tell();
+    }
+
+    /// Its acceptance so far, and the most tokens that may be drafted for the next pass; `None` where
+    /// nothing drafts or a prompt is being run.
+    pub(super) fn may_draft(&self, model: &Model) -> Option<(&Rates, usize)> {
+        let Drafting { drafter, rates, .. } = self.drafting.as_ref()?;
+        if self.pending.len() != 1 || !self.stops.is_empty() {
+            return None;
+        }
+        // The last token of a budget is decoded plainly.
+        let at = self.ran.tokens.len() + 1;
+        let left = self.limits.max_tokens.saturating_sub(self.statistics.answer_tokens + 1);
+        let back = if self.ran.cache.forgets() { DEEPEST_THAT_FORGETS } else { usize::MAX };
+        let room = self.limits.context.saturating_sub(at + 1);
+        let most = [drafter.needs().deepest, left, back, room].into_iter().min().unwrap_or(0);
+        let most = most.min(crate::draft::controller::DEEPEST);
+        let turns =
+            model.runs_again(self.ran.whole, at) || model.runs_again(self.ran.whole, at + most);
+        Some((rates, if turns { 0 } else { most }))
+    }
+
+    /// Its acceptance, to be told of a round.
+    pub(super) fn rates(&mut self) -> Option<&mut Rates> {
+        self.drafting.as_mut().map(|drafting| &mut drafting.rates)
+    }
+
+    /// Drafts so many tokens for the next pass, at most.
+    pub(super) fn propose(&mut self, depth: usize) {
+        let Some(drafting) = self.drafting.as_mut().filter(|_| depth > 0) else { return };
+        let settings = self.sampler.settings().clone();
+        let sampler = &mut self.sampler;
+        let mut draw = Draw { settings: &settings, uniform: &mut || sampler.uniform() };
+        match drafting.drafter.propose(depth, &mut draw) {
+            Ok(proposals) => self.proposals = proposals,
+            // It is of no use any more, and the answer goes on without.
+            Err(_) => self.drafting = None,
+        }
+    }
+
+    /// Tells the drafter of the tokens that have become part of the sequence.
+    fn tell(&mut self) {
+        let Some(drafting) = &mut self.drafting else { return };
+        let known = self.ran.tokens.iter().chain(&self.pending).skip(drafting.heard);
+        let tokens: Vec<u32> = known.copied().collect();
+        let run = Committed::plain(drafting.heard, &tokens);
+        match drafting.drafter.committed(&run) {
+            Ok(()) => drafting.heard += tokens.len(),
+            Err(_) => self.drafting = None,
+        }
     }
 
     /// Whether it is over.
@@ -163,8 +252,13 @@ impl Sequence {
         let to_stop = self.stops.last().map_or(usize::MAX, |stop| stop - at);
         let count = self.pending.len().min(most.max(1)).min(to_stop);
         let logits = if count == self.pending.len() { Logits::Last } else { Logits::None };
-        let span = Span::new(&self.pending[..count], at, logits);
-        Span { whole: self.ran.whole, ..span }
+        let mut span = Span::new(&self.pending[..count], at, logits);
+        span.whole = self.ran.whole;
+        if !self.proposals.is_empty() {
+            span.tokens.extend(self.proposals.iter().map(|proposal| proposal.id));
+            span.logits = Logits::All;
+        }
+        span
     }
 
     /// Where the model turns what it has been shown otherwise from the next token on, runs all of it
@@ -183,24 +277,77 @@ impl Sequence {
         &mut self.ran.cache
     }
 
-    /// Notes that the first `count` tokens that were due have been run and settled. Gives what others
-    /// may begin with, where this is such a place.
-    pub(super) fn ran(&mut self, count: usize) -> Option<Beginning> {
-        let rest = self.pending.split_off(count);
+    /// Takes in what a pass over its span gave: the logits of the span's wanted tokens, `[wanted,
+    /// vocabulary]`. Gives the tokens that it chose, and what others may begin with, where this is
+    /// such a place. See whether it has [`ended`](Sequence::ended) after that.
+    ///
+    /// # Errors
+    /// When the logits are no numbers.
+    pub(super) fn take(
+        &mut self,
+        span: &Span,
+        logits: &mut [f32],
+    ) -> Result<(Vec<Choice>, Option<Beginning>), Fault> {
+        if !self.proposals.is_empty() {
+            return Ok((self.take_draft(logits)?, None));
+        }
+        self.ran.cache.commit();
+        let rest = self.pending.split_off(span.tokens.len());
         self.ran.tokens.append(&mut std::mem::replace(&mut self.pending, rest));
+        let beginning = self.beginning();
+        if logits.is_empty() {
+            return Ok((Vec::new(), beginning));
+        }
+        let choice = self.sampler.sample(logits)?;
+        let choices = self.note(choice).into_iter().collect();
+        self.tell();
+        Ok((choices, beginning))
+    }
+
+    /// The same of a span that checked a draft: what was accepted, and one token more.
+    fn take_draft(&mut self, logits: &mut [f32]) -> Result<Vec<Choice>, Fault> {
+        let proposals = std::mem::take(&mut self.proposals);
+        let width = logits.len() / (proposals.len() + 1);
+        let Limits { max_tokens, context, ends } = self.limits.clone();
+        let (mut made, mut at) = (self.statistics.answer_tokens, self.ran.tokens.len() + 1);
+        let goes_on = |choice: &Choice| {
+            (made, at) = (made + 1, at + 1);
+            !ends.contains(&choice.id) && made < max_tokens && at < context
+        };
+        let accepted = accept(&mut self.sampler, logits, width, &proposals, goes_on)?;
+        self.statistics.rounds += 1;
+        self.statistics.drafted += proposals.len();
+        self.statistics.accepted += accepted.accepted;
+        let mut choices = Vec::new();
+        for choice in accepted.choices {
+            // What was chosen before has been run in this pass.
+            self.ran.tokens.append(&mut self.pending);
+            choices.extend(self.note(choice));
+        }
+        self.ran.cache.settle(self.ran.tokens.len())?;
+        self.tell();
+        Ok(choices)
+    }
+
+    /// What became of the last round, for the controller.
+    pub(super) fn round_since(&self, before: Statistics) -> Round {
+        Round {
+            drafted: self.statistics.drafted - before.drafted,
+            accepted: self.statistics.accepted - before.accepted,
+        }
+    }
+
+    /// What others may begin with, where what has been run ends at such a place.
+    fn beginning(&mut self) -> Option<Beginning> {
         let at = self.ran.tokens.len();
         self.stops.pop_if(|stop| *stop <= at)?;
         let (tokens, whole) = (self.ran.tokens.clone(), self.ran.whole);
         Some(Beginning { tokens, cache: self.ran.cache.share(), whole })
     }
 
-    /// Chooses the next token by the logits after the last one that was due. `None` when it ends the
-    /// answer and is no part of it. See whether it has [`ended`](Sequence::ended) after that.
-    ///
-    /// # Errors
-    /// When the logits are no numbers.
-    pub(super) fn choose(&mut self, logits: &mut [f32]) -> Result<Option<Choice>, Fault> {
-        let choice = self.sampler.sample(logits)?;
+    /// Notes a token that was chosen after all that has been run; `None` when it ends the answer and
+    /// is no part of it.
+    fn note(&mut self, choice: Choice) -> Option<Choice> {
         let now = Instant::now();
         if self.statistics.answer_tokens == 0 {
             self.statistics.prefill = now - self.begin;
@@ -208,11 +355,11 @@ impl Sequence {
         }
         if self.limits.ends.contains(&choice.id) {
             self.ended = Some(Reason::Stop);
-            return Ok(None);
+            return None;
         }
         if self.limits.max_tokens == 0 {
             self.ended = Some(Reason::Length);
-            return Ok(None);
+            return None;
         }
         self.statistics.answer_tokens += 1;
         self.statistics.decode = now - self.first;
@@ -221,6 +368,6 @@ impl Sequence {
         if self.statistics.answer_tokens >= self.limits.max_tokens || full {
             self.ended = Some(Reason::Length);
         }
-        Ok(Some(choice))
+        Some(choice)
     }
 }

@@ -38,6 +38,17 @@ pub enum Backend {
     Graph,
 }
 
+impl Backend {
+    /// `auto`, `cpu` or `graph`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Backend::Auto => "auto",
+            Backend::Cpu => "cpu",
+            Backend::Graph => "graph",
+        }
+    }
+}
+
 /// How a backend computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compute {

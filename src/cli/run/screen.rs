@@ -142,6 +142,12 @@ fn rates(answer: &Answer, engine: &Engine, cache: usize) -> String {
         s.decode_rate(),
         cache as f64 / 1e6,
     );
+    if s.rounds > 0 {
+        text.push_str(&format!(
+            "drafts   {:8} tokens in {} passes, {} accepted\n",
+            s.drafted, s.rounds, s.accepted
+        ));
+    }
     if let Some(peak) = peak_bytes(engine) {
         text.push_str(&format!("peak     {:8.1} MB of weights and arrays\n", peak as f64 / 1e6));
     }

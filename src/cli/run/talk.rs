@@ -51,6 +51,7 @@ enum Next {
 /// When the terminal cannot be used. Faults of an answer are shown, and the talk goes on.
 pub(super) fn talk(
     engine: &Engine,
+    scheduler: Scheduler,
     options: Options,
     system: Option<String>,
     raw: bool,
@@ -66,15 +67,7 @@ pub(super) fn talk(
         let _ = editor.load_history(history);
     }
     let raw = raw || !engine.can_chat();
-    let mut talk = Talk {
-        engine,
-        options,
-        system,
-        raw,
-        screen,
-        scheduler: Scheduler::for_talk(),
-        turns: Vec::new(),
-    };
+    let mut talk = Talk { engine, options, system, raw, screen, scheduler, turns: Vec::new() };
     if raw {
         anstream::eprintln!(
             "No chat template is used: the model continues the text of each message."
@@ -102,6 +95,7 @@ pub(super) fn talk(
             Err(fault) => anstream::eprintln!("{:?}", fault::report(fault)),
         }
     }
+    engine.remember(&talk.scheduler);
     if let Some(history) = &history {
         let _ = editor.save_history(history);
     }
