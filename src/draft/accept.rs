@@ -275,11 +275,13 @@ mod tests {
                 false => (target.pick(uniform()), false),
             }
         };
-        // Takes q for 1 where it was drawn.
-        let unweighted: Rule =
-            |target, proposal, uniform| decide(target, &Proposal::certain(proposal.id), uniform);
+        // Takes whatever may follow.
+        let all: Rule = |target, proposal, uniform| match target.probability(proposal.id) > 0.0 {
+            true => (proposal.id, true),
+            false => (residual(target, proposal).pick(uniform()), false),
+        };
         assert!(!fits(&settings()[1], whole, false));
-        assert!(!fits(&settings()[0], unweighted, false));
+        assert!(!fits(&settings()[0], all, false));
     }
 
     #[test]

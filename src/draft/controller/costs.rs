@@ -217,7 +217,7 @@ mod tests {
             costs.observe(2, if i % 20 == 0 { 80.0 } else { 10.0 });
         }
         assert!((costs.belief(2).cost() / 10.0 - 1.0).abs() < 0.02, "{}", costs.belief(2).cost());
-        for _ in 0..300 {
+        for _ in 0..3000 {
             costs.observe(2, 20.0);
         }
         assert!(costs.belief(2).cost() > 19.0, "{}", costs.belief(2).cost());

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_sequence_knows_what_others_saw_and_learns_faster_than_they() {
+    fn a_new_sequence_knows_what_others_saw_and_learns_as_they_do() {
         let mut others = Rates::default();
         (0..500).for_each(|i| others.observe(2, usize::from(i % 2 == 0)));
         let mut new = others.inherited();
@@ -247,6 +247,8 @@ mod tests {
         for rates in [&mut others, &mut new] {
             (0..12).for_each(|_| rates.observe(2, 2));
         }
-        assert!(first(&new) >= first(&others));
+        for rates in [&others, &new] {
+            assert!(first(rates) > 0.7, "{}", first(rates));
+        }
     }
 }
