@@ -184,8 +184,8 @@ impl Sequence {
         let room = self.limits.context.saturating_sub(at + 1);
         let most = [drafter.needs().deepest, left, back, room].into_iter().min().unwrap_or(0);
         let most = most.min(crate::draft::controller::DEEPEST);
-        let turns =
-            model.runs_again(self.ran.whole, at) || model.runs_again(self.ran.whole, at + most);
+        // Tokens of one pass are turned alike, and plain decoding may turn each by its own length.
+        let turns = model.runs_again(self.ran.whole, at) || !model.turns_alike(at, at + most);
         Some((rates, if turns { 0 } else { most }))
     }
 
