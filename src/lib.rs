@@ -40,6 +40,8 @@ pub mod read;
 #[cfg(feature = "mlx")]
 pub mod sample;
 pub mod schema;
+#[cfg(feature = "mlx")]
+pub mod server;
 pub mod store;
 pub mod table;
 #[cfg(feature = "mlx")]

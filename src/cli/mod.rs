@@ -17,6 +17,8 @@ mod progress;
 mod rm;
 #[cfg(feature = "mlx")]
 mod run;
+#[cfg(feature = "mlx")]
+mod serve;
 mod show;
 mod ui;
 mod update;
@@ -42,6 +44,8 @@ enum Command {
     Create(create::Create),
     #[cfg(feature = "mlx")]
     Run(run::Run),
+    #[cfg(feature = "mlx")]
+    Serve(serve::Serve),
     List(list::List),
     Show(show::Show),
     Rm(rm::Rm),
@@ -86,6 +90,8 @@ fn run(command: Command) -> Result<(), ui::Failure> {
         Command::Create(args) => create::run(&args),
         #[cfg(feature = "mlx")]
         Command::Run(args) => run::run(&args),
+        #[cfg(feature = "mlx")]
+        Command::Serve(args) => serve::run(&args),
         Command::List(args) => list::run(&args),
         Command::Show(args) => show::run(&args),
         Command::Export(args) => export::run(&args),

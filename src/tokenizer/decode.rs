@@ -152,7 +152,7 @@ impl Decoder {
     }
 
     /// The bytes of one token.
-    fn bytes(&self, token: String, first: bool) -> Vec<u8> {
+    pub(super) fn bytes(&self, token: String, first: bool) -> Vec<u8> {
         let mut token = token;
         for step in &self.steps {
             match step {

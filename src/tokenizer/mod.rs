@@ -161,6 +161,11 @@ impl Tokenizer {
         self.inner.id_to_token(id)
     }
 
+    /// The bytes that a token adds to a text; none where there is no such token.
+    pub fn bytes(&self, id: u32) -> Vec<u8> {
+        self.inner.id_to_token(id).map_or_else(Vec::new, |token| self.decoder.bytes(token, false))
+    }
+
     /// How many ids there are, added tokens included.
     pub fn size(&self) -> usize {
         self.inner.get_vocab_size(true)

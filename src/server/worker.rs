@@ -1,0 +1,377 @@
+//! The one door to the engine: a thread for each loaded model takes requests from a bounded queue and
+//! sends back events. Nothing else in this room knows how an answer is made.
+
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
+
+use super::metrics::Metrics;
+use super::problem::Problem;
+use crate::chat::{Piece, ToolCall};
+use crate::engine::{self, Engine, Loading, Options, Prompt, Reason, Request, Scheduler};
+use crate::fault::{Code, Fault, Faults};
+use crate::store::{Name, Store};
+use crate::tokenizer::Kept;
+use axum::http::StatusCode;
+
+/// A pass that takes longer than this has died.
+const DEAD: Duration = Duration::from_secs(300);
+
+/// Turns a model's own options into those of a request.
+pub type Set = Box<dyn FnOnce(Options) -> Result<Options, Problem> + Send>;
+
+/// What is asked of a model.
+pub struct Ask {
+    /// What.
+    pub what: What,
+    /// Put before a conversation that has no system message: the Modelfile's system message and messages.
+    pub opening: bool,
+    /// How it is answered.
+    pub set: Set,
+}
+
+/// What is asked.
+pub enum What {
+    /// An answer; whether an opening `<think>` matters not.
+    Answer(Prompt),
+    /// How many tokens a prompt has.
+    Count(Prompt),
+    /// The text that a model reads for a conversation.
+    Render(Prompt),
+    /// The ids of a text.
+    Encode(String),
+    /// The text of ids.
+    Decode(Vec<u32>),
+}
+
+/// What comes back.
+#[derive(Debug)]
+pub enum Event {
+    /// Words for the reader, and the tokens that they came with, where they were asked for.
+    Text(String, Vec<Scored>),
+    /// Thinking.
+    Thinking(String),
+    /// A call of a tool, whole.
+    Call(ToolCall),
+    /// The end: no event follows.
+    Done(Done),
+    /// The end of one that failed.
+    Failed(Problem),
+    /// What was asked for is no answer but this.
+    Said(Said),
+}
+
+/// Replies that are not answers.
+#[derive(Debug)]
+pub enum Said {
+    /// A number of tokens.
+    Count(usize),
+    /// A text.
+    Text(String),
+    /// Ids of tokens.
+    Ids(Vec<u32>),
+}
+
+/// A token and how likely it was.
+#[derive(Clone, Debug)]
+pub struct Scored {
+    /// Its text as the vocabulary decodes it, broken characters as U+FFFD.
+    pub text: String,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// The likeliest.
+    pub top: Vec<Scored>,
+}
+
+/// How an answer ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Done {
+    /// Why.
+    pub reason: Reason,
+    /// What it took.
+    pub statistics: engine::Statistics,
+    /// How long loading the model took.
+    pub load: Duration,
+}
+
+/// What is known of a loaded model.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// Most tokens of prompt and answer.
+    pub context: usize,
+    /// Whether it can hold a conversation.
+    pub can_chat: bool,
+    /// `completion`, `tools`, `thinking`, ….
+    pub capabilities: Vec<String>,
+}
+
+struct Job {
+    ask: Ask,
+    events: UnboundedSender<Event>,
+}
+
+/// A loaded model. Dropping it ends its thread after what is queued.
+pub struct Door {
+    queue: SyncSender<Job>,
+    heart: Arc<Heart>,
+    /// What is known of it.
+    pub facts: Facts,
+}
+
+/// Signs of life of a thread.
+struct Heart {
+    begin: Instant,
+    /// Milliseconds after `begin`.
+    beat: AtomicU64,
+    busy: AtomicBool,
+    dead: AtomicBool,
+    waiting: AtomicUsize,
+}
+
+impl Heart {
+    fn beats(&self) {
+        self.beat.store(self.begin.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+}
+
+/// Sets a flag when the thread ends in any way.
+struct Dies(Arc<Heart>);
+
+impl Drop for Dies {
+    fn drop(&mut self) {
+        self.0.dead.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What is loaded, and how.
+pub struct Source {
+    /// The store.
+    pub store: Store,
+    /// The model.
+    pub name: Name,
+    /// Policies that replace those that models carry.
+    pub policy_dir: Option<std::path::PathBuf>,
+    /// What computes.
+    pub backend: crate::model::Backend,
+    /// Requests that may wait.
+    pub queue: usize,
+    /// Bytes that kept prefixes may take.
+    pub prefixes: usize,
+    /// Where answers are counted.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Door {
+    /// Starts a thread that loads a model and then answers.
+    ///
+    /// # Errors
+    /// When the model cannot be loaded.
+    pub async fn open(source: Source) -> Result<Door, Problem> {
+        let (queue, jobs) = sync_channel(source.queue);
+        let heart = Arc::new(Heart {
+            begin: Instant::now(),
+            beat: AtomicU64::new(0),
+            busy: AtomicBool::new(false),
+            dead: AtomicBool::new(false),
+            waiting: AtomicUsize::new(0),
+        });
+        let (loaded, facts) = oneshot::channel();
+        let own = heart.clone();
+        let begun = std::thread::Builder::new().name("model".into()).spawn(move || {
+            let _dies = Dies(own.clone());
+            live(&source, &own, loaded, &jobs);
+        });
+        begun.map_err(|error| internal(format!("a thread cannot be started: {error}")))?;
+        match facts.await {
+            Ok(Ok(facts)) => Ok(Door { queue, heart, facts }),
+            Ok(Err(faults)) => Err(faults.into()),
+            Err(_) => Err(internal("loading the model failed inside lathe")),
+        }
+    }
+
+    /// Puts a request into the queue.
+    ///
+    /// # Errors
+    /// 503 when the queue is full or the thread has died.
+    pub fn ask(&self, ask: Ask) -> Result<UnboundedReceiver<Event>, Problem> {
+        let (events, heard) = unbounded_channel();
+        self.heart.waiting.fetch_add(1, Ordering::Relaxed);
+        self.queue.try_send(Job { ask, events }).map_err(|error| {
+            self.heart.waiting.fetch_sub(1, Ordering::Relaxed);
+            let why = match error {
+                TrySendError::Full(_) => "too many requests wait for this model; ask again later",
+                TrySendError::Disconnected(_) => "the model's thread has ended",
+            };
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", why)
+        })?;
+        Ok(heard)
+    }
+
+    /// Whether it answers, as far as can be told from here.
+    pub fn is_alive(&self) -> bool {
+        let heart = &self.heart;
+        let quiet = heart
+            .begin
+            .elapsed()
+            .saturating_sub(Duration::from_millis(heart.beat.load(Ordering::Relaxed)));
+        let stuck = heart.busy.load(Ordering::Relaxed) && quiet > DEAD;
+        !heart.dead.load(Ordering::Relaxed) && !stuck
+    }
+
+    /// Requests that wait or are answered.
+    pub fn waiting(&self) -> usize {
+        self.heart.waiting.load(Ordering::Relaxed)
+    }
+}
+
+fn internal(what: impl Into<String>) -> Problem {
+    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", what)
+}
+
+fn live(
+    source: &Source,
+    heart: &Heart,
+    loaded: oneshot::Sender<Result<Facts, Faults>>,
+    jobs: &Receiver<Job>,
+) {
+    let loading = Loading { policy_dir: source.policy_dir.as_deref(), backend: source.backend };
+    let engine = match Engine::load(&source.store, &source.name, loading) {
+        Ok(engine) => engine,
+        Err(faults) => {
+            let _ = loaded.send(Err(faults));
+            return;
+        }
+    };
+    let facts = Facts {
+        context: engine.context(&engine.defaults),
+        can_chat: engine.can_chat(),
+        capabilities: engine.capabilities.clone(),
+    };
+    if loaded.send(Ok(facts)).is_err() {
+        return;
+    }
+    let mut scheduler = Scheduler::new(source.prefixes);
+    while let Ok(Job { ask, events }) = jobs.recv() {
+        heart.beats();
+        heart.busy.store(true, Ordering::Relaxed);
+        // Who went away while waiting costs nothing.
+        if !events.is_closed() {
+            let worked =
+                catch_unwind(AssertUnwindSafe(|| work(&engine, &mut scheduler, ask, heart, &events)));
+            let end = match worked {
+                Ok(Ok(event)) => event,
+                Ok(Err(problem)) => Event::Failed(problem),
+                Err(_) => {
+                    // What it kept may be half done.
+                    scheduler = Scheduler::new(source.prefixes);
+                    Event::Failed(internal("answering failed inside lathe: this is a fault of it"))
+                }
+            };
+            match &end {
+                Event::Done(done) if done.reason == Reason::Cancelled => source.metrics.cancelled(),
+                Event::Done(done) => source.metrics.answered(done),
+                _ => {}
+            }
+            let _ = events.send(end);
+        }
+        heart.busy.store(false, Ordering::Relaxed);
+        heart.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn work(
+    engine: &Engine,
+    scheduler: &mut Scheduler,
+    ask: Ask,
+    heart: &Heart,
+    events: &UnboundedSender<Event>,
+) -> Result<Event, Problem> {
+    let options = (ask.set)(engine.defaults.clone())?;
+    let opened = |prompt: Prompt| if ask.opening { with_opening(engine, prompt) } else { prompt };
+    let tokenizer = engine.tokenizer();
+    match ask.what {
+        What::Answer(prompt) => {
+            let request = Request { prompt: opened(prompt), options };
+            answer(engine, scheduler, &request, heart, events)
+        }
+        What::Count(prompt) => {
+            let rendered = engine.render(&opened(prompt), &options)?;
+            Ok(Event::Said(Said::Count(tokenizer.encode_rendered(&rendered)?.len())))
+        }
+        What::Render(prompt) => {
+            Ok(Event::Said(Said::Text(engine.render(&opened(prompt), &options)?)))
+        }
+        What::Encode(text) => Ok(Event::Said(Said::Ids(tokenizer.encode(&text)?))),
+        What::Decode(ids) => Ok(Event::Said(Said::Text(tokenizer.decode(&ids, Kept::All)))),
+    }
+}
+
+fn with_opening(engine: &Engine, prompt: Prompt) -> Prompt {
+    let Prompt::Chat { messages, tools } = prompt else { return prompt };
+    let has_system = messages.iter().any(|message| message["role"] == "system");
+    let system = engine.system.as_deref().filter(|_| !has_system);
+    let system = system.map(|text| serde_json::json!({"role": "system", "content": text}));
+    let messages =
+        system.into_iter().chain(engine.messages.iter().cloned()).chain(messages).collect();
+    Prompt::Chat { messages, tools }
+}
+
+fn answer(
+    engine: &Engine,
+    scheduler: &mut Scheduler,
+    request: &Request,
+    heart: &Heart,
+    events: &UnboundedSender<Event>,
+) -> Result<Event, Problem> {
+    let mut tokens: Vec<Scored> = Vec::new();
+    let scored = |id: u32, logprob: f32, top: Vec<Scored>| Scored {
+        text: engine.tokenizer().decode(&[id], Kept::All),
+        bytes: engine.tokenizer().bytes(id),
+        logprob,
+        top,
+    };
+    let go_on = || {
+        heart.beats();
+        !events.is_closed()
+    };
+    let answered = engine.answer(scheduler, request, &go_on, &mut |event| {
+        let event = match event {
+            engine::Event::Token(choice) => {
+                let top = choice.top.iter().map(|&(id, logprob)| scored(id, logprob, Vec::new()));
+                let top = top.collect();
+                tokens.push(scored(choice.id, choice.logprob.unwrap_or(f32::NAN), top));
+                return ControlFlow::Continue(());
+            }
+            engine::Event::Piece(Piece::Text(text)) => {
+                Event::Text(text, std::mem::take(&mut tokens))
+            }
+            engine::Event::Piece(Piece::Thinking(text)) => {
+                tokens.clear();
+                Event::Thinking(text)
+            }
+            engine::Event::Piece(Piece::Call(call)) => {
+                tokens.clear();
+                Event::Call(call)
+            }
+        };
+        match events.send(event) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        }
+    })?;
+    let load = engine.load_time();
+    Ok(Event::Done(Done { reason: answered.reason, statistics: answered.statistics, load }))
+}
+
+/// What a model cannot have been asked.
+pub fn unexpected() -> Problem {
+    Fault::new(Code::Internal, "a model replied with something else than was asked for").into()
+}
