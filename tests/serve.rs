@@ -191,11 +191,16 @@ fn what_is_not_honoured_or_makes_no_sense_is_refused_by_name() {
     }
     assert_eq!(chat(&"x".repeat(70_000)).status, 413);
     for name in ["../../etc/passwd", "/etc/passwd", "m\n"] {
-        let reply = served.post("/v1/chat/completions", json!({"model": name, "messages": messages}));
+        let reply =
+            served.post("/v1/chat/completions", json!({"model": name, "messages": messages}));
         assert_eq!(reply.status, 400, "{name}: {}", reply.body);
     }
-    let unknown = served.post("/v1/messages", json!({"model": "x", "messages": messages, "max_tokens": 2}));
-    assert_eq!((unknown.status, &unknown.json()["error"]["type"]), (404, &json!("not_found_error")));
+    let unknown =
+        served.post("/v1/messages", json!({"model": "x", "messages": messages, "max_tokens": 2}));
+    assert_eq!(
+        (unknown.status, &unknown.json()["error"]["type"]),
+        (404, &json!("not_found_error"))
+    );
     let long = "t1 ".repeat(2000);
     let long = json!({"model": "m", "messages": [{"role": "user", "content": long}]});
     let reply = served.post("/v1/chat/completions", long);

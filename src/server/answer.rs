@@ -20,6 +20,7 @@ pub struct Asked {
     /// What comes.
     pub events: UnboundedReceiver<Event>,
     /// Kept from being unloaded.
+    #[expect(dead_code, reason = "held, not used")]
     pub model: InUse,
 }
 

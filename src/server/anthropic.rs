@@ -18,8 +18,18 @@ use crate::engine::{Prompt, Reason};
 
 const MESSAGES: Table = Table {
     honoured: &[
-        "model", "messages", "system", "max_tokens", "stream", "temperature", "top_p", "top_k",
-        "stop_sequences", "tools", "tool_choice", "thinking",
+        "model",
+        "messages",
+        "system",
+        "max_tokens",
+        "stream",
+        "temperature",
+        "top_p",
+        "top_k",
+        "stop_sequences",
+        "tools",
+        "tool_choice",
+        "thinking",
     ],
     ignored: &["metadata", "service_tier", "cache_control", "context_management", "inference_geo"],
     refused: &[
@@ -71,7 +81,10 @@ fn prompt(body: &Map<String, Value>) -> Result<Prompt, Problem> {
         None | Some(Some("auto")) => {}
         Some(Some("none")) => tools.clear(),
         Some(_) => {
-            return Err(Problem::refused("tool_choice", "only auto and none; a call cannot be forced"));
+            return Err(Problem::refused(
+                "tool_choice",
+                "only auto and none; a call cannot be forced",
+            ));
         }
     }
     Ok(Prompt::Chat { messages, tools })
@@ -249,7 +262,8 @@ impl Events {
         }
         let closed = self.close();
         self.block = Some(kind);
-        let start = json!({"type": "content_block_start", "index": self.blocks, "content_block": block});
+        let start =
+            json!({"type": "content_block_start", "index": self.blocks, "content_block": block});
         closed + &named(&start)
     }
 
@@ -295,7 +309,8 @@ impl Shape for Events {
                 let delta = json!({
                     "stop_reason": reason(Some(&done), self.calls > 0), "stop_sequence": null,
                 });
-                let ended = json!({"type": "message_delta", "delta": delta, "usage": usage(Some(&done))});
+                let ended =
+                    json!({"type": "message_delta", "delta": delta, "usage": usage(Some(&done))});
                 self.close() + &named(&ended)
             }
             Event::Said(_) | Event::Failed(_) => String::new(),

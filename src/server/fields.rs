@@ -158,9 +158,7 @@ pub fn set(
             if !value.is_number() {
                 return Err(Problem::field(field, format!("`{field}` takes a number")));
             }
-            options
-                .set(option, value)
-                .map_err(|fault| Problem::field(field, fault.to_string()))?;
+            options.set(option, value).map_err(|fault| Problem::field(field, fault.to_string()))?;
         }
     }
     Ok(())

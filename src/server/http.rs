@@ -90,7 +90,8 @@ impl Server {
     /// Whether a key is one of those that are known. Takes as long for a wrong one as for a right one.
     fn knows(&self, key: &str) -> bool {
         let key = digest(key);
-        let differs = |known: &[u8; 32]| known.iter().zip(&key).fold(0, |all, (a, b)| all | (a ^ b));
+        let differs =
+            |known: &[u8; 32]| known.iter().zip(&key).fold(0, |all, (a, b)| all | (a ^ b));
         self.keys.iter().fold(false, |found, known| found | (differs(known) == 0))
     }
 

@@ -5,8 +5,8 @@
 //! refuses. `worker` is the only file that touches the engine; `keep` loads and unloads models;
 //! `http` is the frame: who may come in, how large and how slow.
 
-mod anthropic;
 mod answer;
+mod anthropic;
 mod fields;
 mod http;
 mod keep;

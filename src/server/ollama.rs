@@ -24,7 +24,14 @@ const GRAMMAR: &str = "answers of a given form are not enforced yet";
 
 const CHAT: Table = Table {
     honoured: &[
-        "model", "messages", "stream", "tools", "options", "keep_alive", "think", "format",
+        "model",
+        "messages",
+        "stream",
+        "tools",
+        "options",
+        "keep_alive",
+        "think",
+        "format",
         "truncate",
     ],
     ignored: &["shift", "debug_render_only"],
@@ -36,7 +43,15 @@ const CHAT: Table = Table {
 
 const GENERATE: Table = Table {
     honoured: &[
-        "model", "prompt", "system", "stream", "raw", "options", "keep_alive", "think", "format",
+        "model",
+        "prompt",
+        "system",
+        "stream",
+        "raw",
+        "options",
+        "keep_alive",
+        "think",
+        "format",
         "truncate",
     ],
     ignored: &["shift", "debug_render_only"],
@@ -124,9 +139,8 @@ pub async fn show(State(server): State<Arc<Server>>, body: Bytes) -> Response {
             None => store.chat_template(&manifest)?,
         };
         let family = config["model_type"].as_str().unwrap_or("unknown");
-        let named = |name: &str| {
-            config.get(name).or_else(|| config["text_config"].get(name)).cloned()
-        };
+        let named =
+            |name: &str| config.get(name).or_else(|| config["text_config"].get(name)).cloned();
         let mut info = Map::new();
         info.insert("general.architecture".into(), family.into());
         let names = [
@@ -238,7 +252,9 @@ fn setter(body: &Map<String, Value>) -> Result<Set, Problem> {
     let thinking = match given(body, "think") {
         None => None,
         Some(Value::Bool(think)) => Some(*think),
-        Some(Value::String(level)) if ["low", "medium", "high", "max"].contains(&level.as_str()) => {
+        Some(Value::String(level))
+            if ["low", "medium", "high", "max"].contains(&level.as_str()) =>
+        {
             Some(true)
         }
         Some(_) => {
@@ -264,7 +280,10 @@ fn setter(body: &Map<String, Value>) -> Result<Set, Problem> {
 fn messages(given: &[Value]) -> Result<Vec<Value>, Problem> {
     for (at, message) in given.iter().enumerate() {
         if message["images"].as_array().is_some_and(|images| !images.is_empty()) {
-            return Err(Problem::refused(&format!("messages[{at}].images"), "models read text only"));
+            return Err(Problem::refused(
+                &format!("messages[{at}].images"),
+                "models read text only",
+            ));
         }
     }
     let mut messages = super::openai::messages(given)?;
@@ -289,7 +308,8 @@ async fn chat_of(server: &Server, body: &[u8]) -> Result<Response, Problem> {
     CHAT.check(&body)?;
     let messages = messages(fields::list(&body, "messages")?)?;
     if messages.is_empty() {
-        return load(server, &body, &json!({"message": {"role": "assistant", "content": ""}})).await;
+        return load(server, &body, &json!({"message": {"role": "assistant", "content": ""}}))
+            .await;
     }
     let tools = fields::list(&body, "tools")?.to_vec();
     answer(server, &body, Prompt::Chat { messages, tools }, true).await
@@ -327,7 +347,7 @@ async fn load(
     shown: &Value,
 ) -> Result<Response, Problem> {
     let (name, keep) = (fields::model(body)?, keep_alive(body)?);
-    setter(body)?;
+    drop(setter(body)?);
     let reason = if keep == KeepAlive::For(Duration::ZERO) {
         server.keeper.unload(&server.config.store.entry(&Name::parse(&name)?)?.name);
         "unload"

@@ -24,14 +24,40 @@ const TEXT_ONLY: &str = "models read and write text only";
 
 const CHAT: Table = Table {
     honoured: &[
-        "model", "messages", "stream", "stream_options", "tools", "tool_choice", "temperature",
-        "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "stop", "seed", "n",
-        "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "logprobs",
-        "top_logprobs", "reasoning_effort", "response_format", "parallel_tool_calls",
+        "model",
+        "messages",
+        "stream",
+        "stream_options",
+        "tools",
+        "tool_choice",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "max_tokens",
+        "max_completion_tokens",
+        "stop",
+        "seed",
+        "n",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "logprobs",
+        "top_logprobs",
+        "reasoning_effort",
+        "response_format",
+        "parallel_tool_calls",
     ],
     ignored: &[
-        "user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier",
-        "prompt_cache_retention", "verbosity",
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "prompt_cache_key",
+        "safety_identifier",
+        "prompt_cache_retention",
+        "verbosity",
     ],
     refused: &[
         ("functions", "use `tools`"),
@@ -45,9 +71,24 @@ const CHAT: Table = Table {
 
 const COMPLETIONS: Table = Table {
     honoured: &[
-        "model", "prompt", "stream", "stream_options", "temperature", "top_p", "top_k", "min_p",
-        "max_tokens", "stop", "seed", "n", "presence_penalty", "frequency_penalty",
-        "repetition_penalty", "logit_bias", "logprobs", "echo",
+        "model",
+        "prompt",
+        "stream",
+        "stream_options",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "max_tokens",
+        "stop",
+        "seed",
+        "n",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "logprobs",
+        "echo",
     ],
     ignored: &["user"],
     refused: &[
@@ -153,7 +194,9 @@ fn tools(body: &Map<String, Value>) -> Result<Vec<Value>, Problem> {
         None => Ok(tools.to_vec()),
         Some(choice) if choice == "auto" => Ok(tools.to_vec()),
         Some(choice) if choice == "none" => Ok(Vec::new()),
-        Some(_) => Err(Problem::refused("tool_choice", "only auto and none; a call cannot be forced")),
+        Some(_) => {
+            Err(Problem::refused("tool_choice", "only auto and none; a call cannot be forced"))
+        }
     }
 }
 

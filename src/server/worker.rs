@@ -109,8 +109,6 @@ pub struct Facts {
     pub context: usize,
     /// Whether it can hold a conversation.
     pub can_chat: bool,
-    /// `completion`, `tools`, `thinking`, ….
-    pub capabilities: Vec<String>,
 }
 
 struct Job {
@@ -250,11 +248,7 @@ fn live(
             return;
         }
     };
-    let facts = Facts {
-        context: engine.context(&engine.defaults),
-        can_chat: engine.can_chat(),
-        capabilities: engine.capabilities.clone(),
-    };
+    let facts = Facts { context: engine.context(&engine.defaults), can_chat: engine.can_chat() };
     if loaded.send(Ok(facts)).is_err() {
         return;
     }
@@ -264,8 +258,9 @@ fn live(
         heart.busy.store(true, Ordering::Relaxed);
         // Who went away while waiting costs nothing.
         if !events.is_closed() {
-            let worked =
-                catch_unwind(AssertUnwindSafe(|| work(&engine, &mut scheduler, ask, heart, &events)));
+            let worked = catch_unwind(AssertUnwindSafe(|| {
+                work(&engine, &mut scheduler, ask, heart, &events)
+            }));
             let end = match worked {
                 Ok(Ok(event)) => event,
                 Ok(Err(problem)) => Event::Failed(problem),
