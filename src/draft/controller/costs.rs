@@ -19,6 +19,9 @@ const EARLY: f64 = 0.1;
 /// Deviations of noise beyond which a sample is cut.
 const CUT: f64 = 2.5;
 
+/// As many samples beyond the cut in a row are no stalls: the cost is another one now.
+const LASTING: i32 = 6;
+
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Cell {
     /// Logarithms of the first three samples.
@@ -120,7 +123,7 @@ impl Costs {
             // The median of absolute deviations, followed step by step.
             self.noise *= if off.abs() > 0.6745 * self.noise { 1.03 } else { 0.97 };
             self.noise = self.noise.clamp(0.005, 0.5);
-            let cut = CUT * self.noise * f64::from(1 << cell.beyond.abs().min(10));
+            let cut = CUT * self.noise;
             cell.beyond = match off.abs() > cut {
                 false => 0,
                 true if off > 0.0 => cell.beyond.max(0) + 1,
@@ -129,6 +132,9 @@ impl Costs {
             let kept = (-(self.now - cell.at) / MEMORY).exp();
             cell.samples = (cell.samples * kept + 1.0).min(WINDOW);
             cell.mean += off.clamp(-cut, cut) / cell.samples;
+            if cell.beyond.abs() >= LASTING {
+                (cell.mean, cell.samples, cell.beyond) = (sample, 1.0, 0);
+            }
         }
         cell.at = self.now;
         self.believe();
