@@ -85,8 +85,8 @@ fn parts<'a>(blocks: &Blocks<'a>, low: usize, high: usize) -> Vec<Stretch<'a>> {
     whole.iter().copied().flat_map(cut).collect()
 }
 
-/// Scores of rows of queries with all keys.
-fn scores_of(q: &[f32], k: &[f32], width: usize, scores: &mut [f32]) {
+/// Products of rows of queries with all keys, `[rows, keys]`.
+pub fn scores_of(q: &[f32], k: &[f32], width: usize, scores: &mut [f32]) {
     let seen = k.len() / width;
     // SAFETY: floats are bytes.
     let bytes = unsafe { std::slice::from_raw_parts(k.as_ptr().cast(), size_of_val(k)) };

@@ -7,7 +7,7 @@ mod few;
 
 use std::ops::Range;
 
-pub use few::{mix, mix_with};
+pub use few::{mix, mix_with, scores_of};
 
 use super::elements::exp;
 use super::team::with_scratch;

@@ -11,6 +11,7 @@
 //! S = L(n, 0) S₀ + Σ L(n, i) Δ_i x_i ⊗ B_i.
 
 use super::{Band, CHUNK, LEAST_FACTOR, LEAST_VALUE, MANY, cut};
+use crate::attention::scores_of;
 use crate::elements::exp;
 use crate::team::{threads, with_scratch};
 use crate::vectorized::{at_least, dot, vectorized};
@@ -107,22 +108,24 @@ impl Head<'_> {
     }
 }
 
-/// Token by token.
+/// Token by token: what the state before a token gives is read, decays and gets its part of what is
+/// written, so that the new state need not be read again.
 fn steps<'a>(b: Band, c: Band, heads: impl Iterator<Item = Head<'a>>) {
     let size = b.width();
-    for head in heads {
-        let d = head.given.d[head.head];
-        with_scratch(2 * size, |scratch| {
-            let (of_b, of_c) = scratch.split_at_mut(size);
+    for mut head in heads {
+        let (d, dim) = (head.given.d[head.head], head.x.width());
+        with_scratch(2 * size + 2 * dim, |scratch| {
+            let [of_b, of_c, written, read] = cut(scratch, [size, size, dim]);
             for token in 0..b.rows() {
                 let (decay, dt) = head.gates(token);
                 load(b.row(token), 1.0, of_b);
                 load(c.row(token), 1.0, of_c);
                 let x = head.x.row(token);
-                // SAFETY: as in `Head::out`; apart from the state.
-                let out =
-                    unsafe { std::slice::from_raw_parts_mut(head.out.below(token).at(0), x.len()) };
-                step(head.state, [decay, dt, d], x, [of_b, of_c], out);
+                load(x, dt, written);
+                scores_of(of_c, head.state, size, read);
+                let same = product(of_b, of_c);
+                step(read, written, x, [decay, same, d], head.out(token));
+                change(head.state, decay, written, of_b);
             }
         });
     }
@@ -136,16 +139,25 @@ vectorized! {
         }
     }
 
-    /// S ← decay × S + Δ x ⊗ B; out = S C + D x.
-    fn step(state: &mut [f32], gates: [f32; 3], x: &[f32], of_both: [&[f32]; 2], out: &mut [f32]) {
-        let ([decay, dt, d], [b, c]) = (gates, of_both);
-        for ((row, x), out) in state.chunks_exact_mut(b.len()).zip(x).zip(out) {
-            let x = at_least(LEAST_VALUE, *x);
-            let written = at_least(LEAST_VALUE, x * dt);
+    fn product(b: &[f32], c: &[f32]) -> f32 {
+        at_least(LEAST_VALUE, dot(b, c))
+    }
+
+    /// decay × (S C) + Δ x (B C) + D x.
+    fn step(read: &[f32], written: &[f32], x: &[f32], by: [f32; 3], out: &mut [f32]) {
+        let [decay, same, d] = by;
+        for (((out, read), written), x) in out.iter_mut().zip(read).zip(written).zip(x) {
+            let kept = decay * at_least(LEAST_VALUE, *read) + written * same;
+            *out = at_least(LEAST_VALUE, kept + d * at_least(LEAST_VALUE, *x));
+        }
+    }
+
+    /// S ← decay × S + Δ x ⊗ B.
+    fn change(state: &mut [f32], decay: f32, written: &[f32], b: &[f32]) {
+        for (row, written) in state.chunks_exact_mut(b.len()).zip(written) {
             for (s, b) in row.iter_mut().zip(b) {
-                *s = at_least(LEAST_VALUE, *s * decay + written * b);
+                *s = at_least(LEAST_VALUE, decay * *s + written * b);
             }
-            *out = at_least(LEAST_VALUE, dot(row, c) + d * x);
         }
     }
 }

@@ -26,8 +26,9 @@ const LEAST_FACTOR: f32 = 1.0 / (1_u64 << 36) as f32;
 /// What enters and leaves: 4e-16.
 const LEAST_VALUE: f32 = 1.0 / (1_u64 << 51) as f32;
 
-/// Tokens from which on chunks are faster than steps.
-const MANY: usize = 12;
+/// Tokens from which on chunks are faster than steps: the state is in a cache then, and its products
+/// are the BLAS's.
+const MANY: usize = 5;
 
 /// Tokens of a chunk.
 const CHUNK: usize = 64;

@@ -27,7 +27,7 @@ fn cuts(tokens: usize) -> Vec<Vec<usize>> {
         cuts.push((1..=tokens).collect());
         cuts.push(vec![tokens / 3, tokens / 3, tokens - 1, tokens]);
     }
-    if tokens > MANY + 1 {
+    if tokens > 2 * MANY {
         cuts.push(vec![MANY + 1, tokens]);
         cuts.push(vec![MANY - 1, tokens - MANY + 1, tokens]);
     }
