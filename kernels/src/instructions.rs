@@ -10,19 +10,23 @@ pub enum Instructions {
     Portable,
     /// Vectors of 256 bits on x86.
     Avx2,
+    /// Vectors of 512 bits on x86 where they are faster.
+    Avx512,
 }
 
 static CHOSEN: OnceLock<Instructions> = OnceLock::new();
 
 impl Instructions {
     /// All of them, the fastest first.
-    pub const ALL: [Instructions; 2] = [Instructions::Avx2, Instructions::Portable];
+    pub const ALL: [Instructions; 3] =
+        [Instructions::Avx512, Instructions::Avx2, Instructions::Portable];
 
     /// The word for it.
     pub fn name(self) -> &'static str {
         match self {
             Instructions::Portable => "portable",
             Instructions::Avx2 => "avx2",
+            Instructions::Avx512 => "avx512",
         }
     }
 
@@ -31,6 +35,9 @@ impl Instructions {
         match self {
             Instructions::Portable => &[],
             Instructions::Avx2 => &["AVX2", "FMA", "F16C"],
+            Instructions::Avx512 => {
+                &["AVX2", "FMA", "F16C", "AVX512F", "AVX512BW", "AVX512DQ", "AVX512VL"]
+            }
         }
     }
 
@@ -40,8 +47,10 @@ impl Instructions {
             Instructions::Portable => true,
             #[cfg(target_arch = "x86_64")]
             Instructions::Avx2 => super::x86::there(),
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx512 => super::x86::wide::there(),
             #[cfg(not(target_arch = "x86_64"))]
-            Instructions::Avx2 => false,
+            Instructions::Avx2 | Instructions::Avx512 => false,
         }
     }
 

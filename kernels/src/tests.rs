@@ -236,20 +236,37 @@ fn products_are_sums_of_products_whatever_their_number() {
     }
 }
 
+/// Odd numbers of rows too, which wider vectors take in parts, and the parts of a matrix alike.
 #[test]
-fn portable_products_are_the_same() {
+fn products_are_the_same_with_all_instructions() {
+    const ROWS: usize = 7;
     for (form, columns) in forms() {
-        let stored = Stored::new(form, 3, columns);
-        let mut random = Random(1);
-        let x: Vec<f32> = (0..6 * columns).map(|_| random.float()).collect();
-        let mut products = vec![f32::NAN; 18];
-        Environment::run(Instructions::Portable, false, || {
-            product(&x, &stored.matrix(), &mut products, Gemm(plain));
-        });
-        let mut other = vec![f32::NAN; 18];
-        product(&x, &stored.matrix(), &mut other, Gemm(plain));
-        for (a, b) in products.iter().zip(&other) {
-            assert!((a - b).abs() <= 1e-4 * a.abs().max(1.0), "{form:?}: {products:?} {other:?}");
+        let stored = Stored::new(form, ROWS, columns);
+        for count in 1..=MANY {
+            let mut random = Random(count as u64);
+            let x: Vec<f32> = (0..count * columns).map(|_| random.float()).collect();
+            let of = |instructions, from, rows| {
+                let mut out = vec![f32::NAN; count * rows];
+                let part = stored.matrix().part(from, rows);
+                Environment::run(instructions, false, || {
+                    product(&x, &part, &mut out, Gemm(plain));
+                });
+                out
+            };
+            let wanted = of(Instructions::Portable, 0, ROWS);
+            for instructions in Instructions::ALL.into_iter().filter(|known| known.is_there()) {
+                let found = of(instructions, 0, ROWS);
+                for (a, b) in wanted.iter().zip(&found) {
+                    let near = (a - b).abs() <= 1e-4 * a.abs().max(1.0);
+                    assert!(near, "{form:?}, {instructions:?}, {count}: {wanted:?} {found:?}");
+                }
+                // Threads take parts: whichever, each row is the same to the last bit.
+                for (from, rows) in [(0, 1), (1, 2), (3, 4)] {
+                    for (i, part) in of(instructions, from, rows).chunks(rows).enumerate() {
+                        assert_eq!(part, &found[i * ROWS + from..][..rows], "{form:?}, {count}");
+                    }
+                }
+            }
         }
     }
 }

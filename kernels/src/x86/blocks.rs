@@ -94,7 +94,7 @@ impl<const BITS: usize> Block for Whole<BITS> {
 }
 
 /// Bits before the first element of an odd lane, where elements have 5.
-const ODD_SHIFT: usize = 4;
+pub const ODD_SHIFT: usize = 4;
 
 /// Two tables give the two bytes that a number has as a bfloat16. Its lanes are those of four
 /// bytes of each half of the block's eighths in turn, so that each has elements of one eighth.

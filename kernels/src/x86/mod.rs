@@ -3,6 +3,7 @@
 mod blocks;
 pub mod planar;
 mod scales;
+pub mod wide;
 
 use std::arch::x86_64::*;
 
@@ -17,9 +18,9 @@ pub fn there() -> bool {
         && is_x86_feature_detected!("f16c")
 }
 
-/// Whether they are used.
+/// Whether they are used, with wider ones or without.
 pub fn chosen() -> bool {
-    Instructions::chosen() == Instructions::Avx2
+    matches!(Instructions::chosen(), Instructions::Avx2 | Instructions::Avx512)
 }
 
 /// [`rows::by_form`] with them.

@@ -10,15 +10,20 @@ use std::arch::x86_64::*;
 use super::Avx2;
 use super::blocks::Block;
 use super::scales::{All, Halves, Lanes, Power, Powers, Quarters, Stored, Unscaled};
+use super::wide::Pair;
 use crate::codec::{Bf16, F16, F32, Fp4, Fp8, Scale, Single, Whole};
 use crate::rows::{Isa, Target};
-use crate::{AHEAD, Form, Matrix, Scales};
+use crate::{AHEAD, Form, Instructions, Matrix, Scales};
 
 /// What is done with a form, for its blocks and scales.
 trait Visit: Sized {
     type Out;
     /// `together` blocks, at most, share their scales.
     fn visit<B: Block, S: Lanes>(self, together: usize) -> Self::Out;
+    /// [`Visit::visit`] where there are pairs too.
+    fn pairs<B: Pair, S: Lanes>(self, together: usize) -> Self::Out {
+        self.visit::<B, S>(together)
+    }
 
     /// `None` where products with such a matrix are made otherwise.
     fn form(self, form: Form) -> Option<Self::Out> {
@@ -26,9 +31,10 @@ trait Visit: Sized {
             Form::F32 => Some(self.visit::<F32, Unscaled>(usize::MAX)),
             Form::F16 => Some(self.visit::<F16, Unscaled>(usize::MAX)),
             Form::Bf16 => Some(self.visit::<Bf16, Unscaled>(usize::MAX)),
-            Form::Mxfp4 => Some(self.visit::<Fp4, Powers>(1)),
+            Form::Mxfp4 => Some(self.pairs::<Fp4, Powers>(1)),
+            // Bytes are read as fast by vectors of 256 bits, and faster from memory.
             Form::Mxfp8 => Some(self.visit::<Fp8, Power>(1)),
-            Form::Nvfp4 => Some(self.visit::<Fp4, Quarters>(1)),
+            Form::Nvfp4 => Some(self.pairs::<Fp4, Quarters>(1)),
             Form::Affine { bits, group, scales: Scales::F32 } => self.affine::<Single>(bits, group),
             Form::Affine { bits, group, scales: Scales::Bf16 } => self.affine::<Bf16>(bits, group),
         }
@@ -47,10 +53,12 @@ trait Visit: Sized {
 
     fn whole<const BITS: usize, S: Stored>(self, group: usize) -> Option<Self::Out> {
         let block = Whole::<BITS>::ELEMENTS;
-        if group.is_multiple_of(block) {
+        if BITS == 8 && group.is_multiple_of(block) {
             Some(self.visit::<Whole<BITS>, All<S>>(group / block))
+        } else if group.is_multiple_of(block) {
+            Some(self.pairs::<Whole<BITS>, All<S>>(group / block))
         } else if BITS == 4 && 2 * group == block {
-            Some(self.visit::<Whole<BITS>, Halves<S>>(1))
+            Some(self.pairs::<Whole<BITS>, Halves<S>>(1))
         } else {
             None
         }
@@ -110,21 +118,35 @@ pub unsafe fn product(x: &[f32], sums: &[f32], matrix: &Matrix, to: Target) {
 
 /// Only [`product`] makes one, whose caller has promised what it needs.
 #[derive(Clone, Copy)]
-struct Product<'a> {
-    x: &'a [f32],
-    sums: &'a [f32],
-    matrix: &'a Matrix<'a>,
-    to: Target,
+pub struct Product<'a> {
+    pub x: &'a [f32],
+    pub sums: &'a [f32],
+    pub matrix: &'a Matrix<'a>,
+    pub to: Target,
 }
 
 impl Visit for Product<'_> {
     type Out = ();
 
+    fn pairs<B: Pair, S: Lanes>(self, together: usize) {
+        if Instructions::chosen() != Instructions::Avx512 {
+            return self.visit::<B, S>(together);
+        }
+        let shape = Shape::new::<B>(self.matrix, together);
+        // SAFETY: as the type says, and they are chosen.
+        unsafe {
+            match self.x.len() / (shape.blocks * B::ELEMENTS) {
+                1 => self.in_pairs::<2, 1, 2, B, S>(shape),
+                2 => self.in_pairs::<2, 2, 2, B, S>(shape),
+                3 => self.in_pairs::<1, 3, 2, B, S>(shape),
+                _ => self.in_pairs::<1, 4, 2, B, S>(shape),
+            }
+        }
+    }
+
     fn visit<B: Block, S: Lanes>(self, together: usize) {
-        let blocks = self.matrix.columns / B::ELEMENTS;
-        let together = together.min(blocks);
-        let shape = Shape { blocks, together, scales: blocks / together };
-        let arranged = blocks * B::ELEMENTS;
+        let shape = Shape::new::<B>(self.matrix, together);
+        let arranged = shape.blocks * B::ELEMENTS;
         // SAFETY: as the type says.
         unsafe {
             match self.x.len() / arranged {
@@ -139,12 +161,20 @@ impl Visit for Product<'_> {
 
 /// Of a row.
 #[derive(Clone, Copy)]
-struct Shape {
-    blocks: usize,
+pub struct Shape {
+    pub blocks: usize,
     /// Blocks that share scales.
-    together: usize,
+    pub together: usize,
     /// How often there are scales for so many.
-    scales: usize,
+    pub scales: usize,
+}
+
+impl Shape {
+    fn new<B: Block>(matrix: &Matrix, together: usize) -> Shape {
+        let blocks = matrix.columns / B::ELEMENTS;
+        let together = together.min(blocks);
+        Shape { blocks, together, scales: blocks / together }
+    }
 }
 
 /// [`step`] for each plane of a block.
@@ -185,7 +215,7 @@ impl Product<'_> {
     /// As [`Product::rows`], and these are rows of the matrix.
     #[expect(clippy::needless_range_loop, reason = "iterators keep the vectors out of registers")]
     #[inline(always)]
-    unsafe fn some<const M: usize, const N: usize, const C: usize, B: Block, S: Lanes>(
+    pub unsafe fn some<const M: usize, const N: usize, const C: usize, B: Block, S: Lanes>(
         &self,
         row: usize,
         shape: &Shape,
@@ -273,7 +303,7 @@ unsafe fn step<const M: usize, const N: usize, const C: usize, const P: usize, B
 /// # Safety
 /// So many biases and sums, and AVX2.
 #[inline(always)]
-unsafe fn with_biases<S: Stored>(
+pub unsafe fn with_biases<S: Stored>(
     mut total: __m256,
     biases: *const u8,
     sums: *const f32,

@@ -61,6 +61,18 @@ pub trait Lanes {
     /// # Safety
     /// So many bytes at `from`, AVX2 and F16C.
     unsafe fn of(from: *const u8) -> __m256;
+    /// Those of two rows, so many bytes apart.
+    ///
+    /// # Safety
+    /// So many bytes at both places, and AVX-512.
+    #[inline(always)]
+    unsafe fn of_two(from: *const u8, apart: usize) -> __m512 {
+        // SAFETY: as the caller says.
+        unsafe {
+            let first = _mm512_castps256_ps512(Self::of(from));
+            _mm512_insertf32x8::<1>(first, Self::of(from.add(apart)))
+        }
+    }
 }
 
 /// None at all.
@@ -99,7 +111,7 @@ impl<S: Stored> Lanes for Halves<S> {
 }
 
 macro_rules! lanes {
-    ($($name:ident, $bytes:literal, $factor:expr, |$from:ident| $body:expr;)+) => {$(
+    ($($name:ident, $bytes:literal, $factor:expr, |$from:ident| $body:expr $(, $two:item)?;)+) => {$(
         impl Lanes for $name {
             const BYTES: usize = $bytes;
             const FACTOR: f32 = $factor;
@@ -110,6 +122,8 @@ macro_rules! lanes {
                 // SAFETY: as the caller says.
                 unsafe { $body }
             }
+
+            $($two)?
         }
     )+};
 }
@@ -121,6 +135,24 @@ lanes! {
         let both = _mm256_set1_epi16(from.cast::<i16>().read_unaligned());
         let order = _mm256_setr_m128i(_mm_set1_epi32(0x8080_8000_u32.cast_signed()), _mm_set1_epi32(0x8080_8001_u32.cast_signed()));
         power(_mm256_shuffle_epi8(both, order))
+    },
+    #[inline(always)]
+    unsafe fn of_two(from: *const u8, apart: usize) -> __m512 {
+        // SAFETY: as the caller says.
+        unsafe {
+            let [first, second] = [from, from.add(apart)].map(|from| i32::from(from.cast::<u16>().read_unaligned()));
+            // Each word's lowest byte is its scale.
+            let order = _mm_setr_epi32(
+                0x8080_8000_u32.cast_signed(),
+                0x8080_8001_u32.cast_signed(),
+                0x8080_8002_u32.cast_signed(),
+                0x8080_8003_u32.cast_signed(),
+            );
+            let four = _mm_shuffle_epi8(_mm_cvtsi32_si128(first | second << 16), order);
+            let lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+            let spread = _mm512_permutexvar_epi32(lanes, _mm512_castsi128_si512(four));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(spread))
+        }
     };
     Quarters, 4, E4M3_FACTOR, |from| {
         let four = _mm_cvtsi32_si128(from.cast::<i32>().read_unaligned());
@@ -128,6 +160,21 @@ lanes! {
         let order = _mm_setr_epi8(-1, 0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3);
         let spread = _mm_srai_epi16::<1>(_mm_shuffle_epi8(four, order));
         _mm256_cvtph_ps(_mm_and_si128(spread, _mm_set1_epi16(E4M3_IN_HALF)))
+    },
+    #[inline(always)]
+    unsafe fn of_two(from: *const u8, apart: usize) -> __m512 {
+        // SAFETY: as the caller says.
+        unsafe {
+            let [first, second] = [from, from.add(apart)].map(|from| from.cast::<i32>().read_unaligned());
+            let eight = _mm256_setr_epi32(first, second, 0, 0, first, second, 0, 0);
+            // Each in the upper bytes of two halves.
+            let order = _mm256_setr_epi8(
+                -1, 0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, // the first row's
+                -1, 4, -1, 4, -1, 5, -1, 5, -1, 6, -1, 6, -1, 7, -1, 7,
+            );
+            let spread = _mm256_srai_epi16::<1>(_mm256_shuffle_epi8(eight, order));
+            _mm512_cvtph_ps(_mm256_and_si256(spread, _mm256_set1_epi16(E4M3_IN_HALF)))
+        }
     };
 }
 
