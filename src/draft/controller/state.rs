@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_learned_holds_after_a_restart_and_is_not_taken_for_anothers() {
+    fn what_was_learned_holds_after_a_restart_and_is_not_taken_for_that_of_another() {
         let folder = tempfile::tempdir().unwrap();
         let memory = Memory::new(&folder.path().join("new"), key("m"));
         let mut controller = Controller::new(memory.load());
