@@ -256,19 +256,11 @@ impl Model {
         self.check(pass, caches)?;
         let computed = match &self.network {
             Network::Cpu(network) => {
-                let inner = |cache| match cache {
-                    &mut &mut Cache(Memory::Cpu(ref mut cache)) => Some(cache),
-                    &mut &mut Cache(Memory::Graph(_)) => None,
-                };
-                let inner: Option<Vec<_>> = caches.iter_mut().map(inner).collect();
+                let inner: Option<Vec<_>> = caches.iter_mut().map(|cache| cache.cpu()).collect();
                 network.forward(pass, &mut inner.ok_or_else(another)?)
             }
             Network::Graph(network) => {
-                let inner = |cache| match cache {
-                    &mut &mut Cache(Memory::Graph(ref mut cache)) => Some(cache),
-                    &mut &mut Cache(Memory::Cpu(_)) => None,
-                };
-                let inner: Option<Vec<_>> = caches.iter_mut().map(inner).collect();
+                let inner: Option<Vec<_>> = caches.iter_mut().map(|cache| cache.graph()).collect();
                 network.forward(pass, &mut inner.ok_or_else(another)?)
             }
         };
@@ -312,6 +304,20 @@ fn another() -> Fault {
 }
 
 impl Cache {
+    fn cpu(&mut self) -> Option<&mut cache::Cache<cpu::Layer>> {
+        match &mut self.0 {
+            Memory::Cpu(cache) => Some(cache),
+            Memory::Graph(_) => None,
+        }
+    }
+
+    fn graph(&mut self) -> Option<&mut cache::Cache<graph::Layer>> {
+        match &mut self.0 {
+            Memory::Graph(cache) => Some(cache),
+            Memory::Cpu(_) => None,
+        }
+    }
+
     /// Tokens settled.
     pub fn offset(&self) -> usize {
         either!(Memory, &self.0, cache => cache.offset())

@@ -212,7 +212,7 @@ pub async fn copy(State(server): State<Arc<Server>>, body: Bytes) -> Response {
 pub async fn delete(State(server): State<Arc<Server>>, body: Bytes) -> Response {
     let deleted = || {
         let entry = entry(&server, &fields::object(&body)?)?;
-        server.config.store.remove(&[entry.name.clone()])?;
+        server.config.store.remove(std::slice::from_ref(&entry.name))?;
         server.keeper.unload(&entry.name);
         Ok(StatusCode::OK.into_response())
     };

@@ -555,7 +555,7 @@ async fn completions_of(server: &Server, body: &[u8]) -> Result<Response, Proble
         let prompt = usage.prompt;
         usage.add(done);
         // Each prompt once, whatever the number of its answers.
-        let new = at as u64 % common.count == 0;
+        let new = (at as u64).is_multiple_of(common.count);
         usage.prompt = if new { prompt + done.statistics.prompt_tokens } else { prompt };
     }
     let choices = wholes.into_iter().zip(before).enumerate().map(|(index, (whole, before))| {

@@ -193,7 +193,7 @@ impl Experts {
     /// `[tokens, width]`, the experts of each, `[tokens, top_k]`, and their weights, to `[tokens,
     /// width]`.
     fn forward(&self, x: &[f32], experts: &[u32], weights: &[f32], top_k: usize) -> Vec<f32> {
-        let of = [&self.entry.first(), self.entry.second().unwrap_or(&self.down), &self.down];
+        let of = [self.entry.first(), self.entry.second().unwrap_or(&self.down), &self.down];
         let of = of.map(|matrix| move |expert: usize| matrix.of(expert));
         let stack =
             |at: usize, matrix: &Matrix, bias| Stack { count: matrix.stacked, of: &of[at], bias };
