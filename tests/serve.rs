@@ -156,6 +156,49 @@ fn every_api_answers_as_the_command_line_does_streamed_or_not() {
     assert_eq!(ids, json!({"tokens": [4, 5]}));
 }
 
+/// Six clients at once, some of whom go away: each answer is that of a quiet server, and the server
+/// goes on.
+#[test]
+fn answers_do_not_depend_on_who_else_is_asking() {
+    let served = Served::new(&[]);
+    let ask = |client: usize, stream: bool| {
+        let words: Vec<String> =
+            (0..5 + 7 * client).map(|at| format!("t{}", 1 + (at * 7 + client) % 90)).collect();
+        // Greedy ones and seeded ones.
+        let temperature = if client % 2 == 0 { 0.0 } else { 0.8 };
+        json!({"model": "m", "messages": [{"role": "user", "content": words.join(" ")}],
+            "max_tokens": 30 - client, "temperature": temperature, "seed": 5 + client, "stream": stream})
+    };
+    let text = |client: usize| {
+        let answer = served.post("/v1/chat/completions", ask(client, false)).json();
+        answer["choices"][0]["message"]["content"].clone()
+    };
+    let quiet: Vec<Value> = (0..6).map(text).collect();
+    let crowd: Vec<Value> = std::thread::scope(|scope| {
+        let leaving = (0..4).map(|_| {
+            scope.spawn(|| {
+                let mut stream = TcpStream::connect(&served.address).unwrap();
+                let body = json!({"model": "m", "prompt": "t1 t2", "stream": true}).to_string();
+                let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json";
+                let text = format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+                stream.write_all(text.as_bytes()).unwrap();
+            })
+        });
+        leaving.for_each(drop);
+        let asked: Vec<_> = (0..6)
+            .map(|client| {
+                scope.spawn({
+                    let text = &text;
+                    move || text(client)
+                })
+            })
+            .collect();
+        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+    });
+    assert_eq!(crowd, quiet);
+    assert_eq!(served.get("/health").status, 200);
+}
+
 #[test]
 fn what_is_not_honoured_or_makes_no_sense_is_refused_by_name() {
     let served = Served::new(&["--max-body", "64KiB"]);

@@ -120,7 +120,7 @@ fn step(engine: &Engine, scheduler: &mut Scheduler, chosen: &mut HashMap<Id, Vec
     for (id, happened) in scheduler.step(engine.model()) {
         match happened {
             Happened::Chose(choice) => chosen.entry(id).or_default().push(choice.id),
-            Happened::Ended => assert!(scheduler.get(id).unwrap().ended().is_some()),
+            Happened::Ended(why) => assert_eq!(scheduler.get(id).unwrap().ended(), Some(why)),
             Happened::Failed(fault) => panic!("{fault}"),
         }
     }
@@ -195,7 +195,7 @@ fn a_sequence_that_fails_leaves_the_others() {
             match happened {
                 Happened::Chose(choice) => chosen.push((id, choice.id)),
                 Happened::Failed(fault) => failed.push((id, fault.to_string())),
-                Happened::Ended => {}
+                Happened::Ended(_) => {}
             }
         }
     }

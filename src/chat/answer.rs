@@ -41,9 +41,10 @@ impl Answers {
     }
 
     /// Begins an answer to a rendered prompt; `tools` are the schemas that the model was given.
-    pub fn answer<'a>(&'a self, prompt: &str, tools: &'a [Value]) -> AnswerParser<'a> {
+    pub fn answer(&self, prompt: &str, tools: &[Value]) -> AnswerParser<'_> {
         let opened = self.thinking.as_ref().is_some_and(|m| prompt.trim_end().ends_with(&m.open));
         let state = if opened { State::Thinking } else { State::Text };
+        let tools = tools.to_vec();
         AnswerParser { answers: self, tools, held: String::new(), state, fresh: opened }
     }
 }
@@ -51,7 +52,7 @@ impl Answers {
 /// Takes one streamed answer apart.
 pub struct AnswerParser<'a> {
     answers: &'a Answers,
-    tools: &'a [Value],
+    tools: Vec<Value>,
     /// Text that may still become a mark, or the inside of a tool call.
     held: String,
     state: State,
@@ -164,7 +165,7 @@ impl<'a> AnswerParser<'a> {
     fn give(&mut self, text: String, closes: bool, pieces: &mut Vec<Piece>) {
         if let State::Tool(i) = self.state {
             if !text.trim().is_empty() {
-                let calls = tools::parse(&self.answers.tools[i].form, &text, self.tools);
+                let calls = tools::parse(&self.answers.tools[i].form, &text, &self.tools);
                 match calls {
                     Some(calls) => pieces.extend(calls.into_iter().map(Piece::Call)),
                     // Not a call after all: the reader may see what the model wrote.

@@ -193,11 +193,12 @@ impl Engine {
         }
     }
 
-    /// Answers a request, by a scheduler that no other sequence is in. Events are given to `on_event` as they happen; breaking there ends the
-    /// answer with [`Reason::Cancelled`], and so does `go_on` when it says no during prefill.
+    /// Answers a request, by a scheduler that no other sequence is in. Events are given to `on_event`
+    /// as they happen; breaking there ends the answer with [`Reason::Cancelled`], and so does `go_on`
+    /// when it says no between two passes.
     ///
     /// # Errors
-    /// When the prompt cannot be rendered or is longer than the context, or MLX fails.
+    /// As [`Engine::begin`], or when a pass fails.
     pub fn answer(
         &self,
         scheduler: &mut Scheduler,
@@ -205,6 +206,36 @@ impl Engine {
         go_on: &dyn Fn() -> bool,
         on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
     ) -> Result<Answer, Fault> {
+        let mut answering = self.begin(scheduler, request)?;
+        let ended = loop {
+            if !go_on() {
+                break Ok(Reason::Cancelled);
+            }
+            let happened = scheduler.step(&self.model).into_iter();
+            let mut heard = happened.map(|(_, happened)| answering.hear(happened, on_event));
+            match heard.find(|heard| !matches!(heard, Ok(None))) {
+                None => {}
+                Some(heard) => break heard.map(|reason| reason.unwrap_or(Reason::Cancelled)),
+            }
+        };
+        match ended {
+            Ok(reason) => Ok(answering.end(scheduler, reason, on_event)),
+            Err(fault) => {
+                scheduler.remove(answering.id());
+                Err(fault)
+            }
+        }
+    }
+
+    /// Begins to answer a request beside whatever else a scheduler of this model has.
+    ///
+    /// # Errors
+    /// When the prompt cannot be rendered, is empty, or is longer than the context.
+    pub fn begin(
+        &self,
+        scheduler: &mut Scheduler,
+        request: &Request,
+    ) -> Result<Answering<'_>, Fault> {
         let options = &request.options;
         options.check()?;
         let rendered = self.render(&request.prompt, options)?;
@@ -224,7 +255,7 @@ impl Engine {
         if ids.len() >= context {
             return Err(self.too_long(&ids.len().to_string(), context));
         }
-        let mut words = Words::new(self, request, &rendered)?;
+        let words = Words::new(self, request, &rendered)?;
         let lasting = [self.lasting(request, &rendered, &ids)];
         let start = Start { tokens: &ids, lasting: &lasting };
         let limits = Limits {
@@ -234,46 +265,61 @@ impl Engine {
         };
         let sampler = Sampler::new(options.sampling.clone());
         let id = scheduler.add(&self.model, start, sampler, limits, options.draft)?;
-        let ended = self.run_alone(scheduler, &mut words, go_on, on_event);
+        Ok(Answering { id, words })
+    }
+}
+
+/// An answer in the making, whose tokens a scheduler has.
+pub struct Answering<'e> {
+    id: Id,
+    words: Words<'e>,
+}
+
+impl Answering<'_> {
+    /// Its sequence in the scheduler.
+    pub fn id(&self) -> Id {
+        self.id
+    }
+
+    /// Hears what happened to its sequence, and tells what came of it; why it is over, when it is.
+    ///
+    /// # Errors
+    /// When a pass failed.
+    pub fn hear(
+        &mut self,
+        happened: Happened,
+        on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
+    ) -> Result<Option<Reason>, Fault> {
+        match happened {
+            Happened::Failed(fault) => Err(fault),
+            Happened::Ended(reason) => Ok(Some(reason)),
+            Happened::Chose(choice) => {
+                let id = choice.id;
+                if self.words.wants_tokens && on_event(Event::Token(choice)).is_break() {
+                    return Ok(Some(Reason::Cancelled));
+                }
+                match self.words.push(id, on_event) {
+                    ControlFlow::Break(reason) => Ok(Some(reason)),
+                    ControlFlow::Continue(()) => Ok(None),
+                }
+            }
+        }
+    }
+
+    /// Ends it, for this reason, and takes its sequence out.
+    pub fn end(
+        self,
+        scheduler: &mut Scheduler,
+        reason: Reason,
+        on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
+    ) -> Answer {
+        let Answering { id, mut words } = self;
         let statistics = scheduler.remove(id).unwrap_or_default();
-        let reason = ended?;
         // What was held back in case it became a stop string or a mark.
         if reason != Reason::Cancelled {
             let _ = words.finish(on_event);
         }
-        Ok(words.answer(reason, statistics))
-    }
-
-    /// Runs the only sequence of a scheduler to its end.
-    fn run_alone(
-        &self,
-        scheduler: &mut Scheduler,
-        words: &mut Words,
-        go_on: &dyn Fn() -> bool,
-        on_event: &mut dyn FnMut(Event) -> ControlFlow<()>,
-    ) -> Result<Reason, Fault> {
-        loop {
-            if !go_on() {
-                return Ok(Reason::Cancelled);
-            }
-            for (id, happened) in scheduler.step(&self.model) {
-                match happened {
-                    Happened::Failed(fault) => return Err(fault),
-                    Happened::Ended => {
-                        let ended = scheduler.get(id).and_then(Sequence::ended);
-                        return Ok(ended.unwrap_or(Reason::Cancelled));
-                    }
-                    Happened::Chose(choice) => {
-                        if words.wants_tokens && on_event(Event::Token(choice.clone())).is_break() {
-                            return Ok(Reason::Cancelled);
-                        }
-                        if let ControlFlow::Break(reason) = words.push(choice.id, on_event) {
-                            return Ok(reason);
-                        }
-                    }
-                }
-            }
-        }
+        words.answer(reason, statistics)
     }
 }
 
@@ -290,7 +336,7 @@ struct Words<'a> {
 }
 
 impl<'a> Words<'a> {
-    fn new(engine: &'a Engine, request: &'a Request, rendered: &str) -> Result<Self, Fault> {
+    fn new(engine: &'a Engine, request: &Request, rendered: &str) -> Result<Self, Fault> {
         let (kept, parser) = match &request.prompt {
             Prompt::Plain(_) => (Kept::None, None),
             Prompt::Chat { tools, .. } => {

@@ -35,8 +35,8 @@ pub struct Id(u64);
 pub enum Happened {
     /// A token of the answer was chosen.
     Chose(Choice),
-    /// It is over; see [`Sequence::ended`].
-    Ended,
+    /// It is over.
+    Ended(Reason),
     /// A pass that it was in failed. It is over, and its cache as it was before that.
     Failed(Fault),
 }
@@ -176,9 +176,7 @@ impl Scheduler {
                     beginning.into_iter().for_each(|beginning| self.prefixes.keep(beginning));
                     let chose = choices.into_iter().map(|choice| (*id, Happened::Chose(choice)));
                     happened.extend(chose);
-                    if sequence.ended().is_some() {
-                        happened.push((*id, Happened::Ended));
-                    }
+                    happened.extend(sequence.ended().map(|why| (*id, Happened::Ended(why))));
                     let round = sequence.round_since(before);
                     rounds.extend(sequence.rates().map(|rates| (rates, round)));
                 }

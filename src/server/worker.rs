@@ -14,7 +14,9 @@ use tokio::sync::oneshot;
 use super::metrics::Metrics;
 use super::problem::Problem;
 use crate::chat::{Piece, ToolCall};
-use crate::engine::{self, Engine, Loading, Options, Prompt, Reason, Request, Scheduler};
+use crate::engine::{
+    self, Answering, Engine, Loading, Options, Prompt, Reason, Request, Scheduler,
+};
 use crate::fault::{Code, Fault, Faults};
 use crate::store::{Name, Store};
 use crate::tokenizer::Kept;
@@ -252,61 +254,156 @@ fn live(
     if loaded.send(Ok(facts)).is_err() {
         return;
     }
-    let mut scheduler = Scheduler::new(source.prefixes);
-    while let Ok(Job { ask, events }) = jobs.recv() {
+    let mut worker =
+        Worker { engine: &engine, scheduler: Scheduler::new(source.prefixes), open: Vec::new() };
+    loop {
+        heart.busy.store(!worker.open.is_empty(), Ordering::Relaxed);
+        // With nothing to do it waits for a job; else it takes those that are there.
+        let mut next = if worker.open.is_empty() {
+            match jobs.recv() {
+                Ok(job) => Some(job),
+                Err(_) => return,
+            }
+        } else {
+            jobs.try_recv().ok()
+        };
         heart.beats();
         heart.busy.store(true, Ordering::Relaxed);
-        // Who went away while waiting costs nothing.
-        if !events.is_closed() {
-            let worked = catch_unwind(AssertUnwindSafe(|| {
-                work(&engine, &mut scheduler, ask, heart, &events)
-            }));
-            let end = match worked {
-                Ok(Ok(event)) => event,
-                Ok(Err(problem)) => Event::Failed(problem),
-                Err(_) => {
-                    // What it kept may be half done.
-                    scheduler = Scheduler::new(source.prefixes);
-                    Event::Failed(internal("answering failed inside lathe: this is a fault of it"))
-                }
-            };
-            match &end {
-                Event::Done(done) if done.reason == Reason::Cancelled => source.metrics.cancelled(),
-                Event::Done(done) => source.metrics.answered(done),
-                _ => {}
-            }
-            let _ = events.send(end);
+        while let Some(job) = next.take() {
+            worker.take(job, source, heart);
+            next = if worker.open.len() < TOGETHER { jobs.try_recv().ok() } else { None };
         }
-        heart.busy.store(false, Ordering::Relaxed);
-        heart.waiting.fetch_sub(1, Ordering::Relaxed);
+        worker.step(source, heart);
     }
 }
 
-fn work(
-    engine: &Engine,
+/// Answers that share passes, at most.
+const TOGETHER: usize = 16;
+
+/// A model that answers.
+struct Worker<'e> {
+    engine: &'e Engine,
+    scheduler: Scheduler,
+    open: Vec<Open<'e>>,
+}
+
+/// An answer in the making.
+struct Open<'e> {
+    answering: Answering<'e>,
+    events: UnboundedSender<Event>,
+    /// Those of text that has not been sent yet.
+    tokens: Vec<Scored>,
+}
+
+impl<'e> Worker<'e> {
+    /// Takes a request up: what is no answer is replied to at once.
+    fn take(&mut self, Job { ask, events }: Job, source: &Source, heart: &Heart) {
+        // Who went away while waiting costs nothing.
+        if events.is_closed() {
+            heart.waiting.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        let begun = catch_unwind(AssertUnwindSafe(|| begin(self.engine, &mut self.scheduler, ask)));
+        let end = match begun {
+            Ok(Ok(Begun::Answer(answering))) => {
+                let answering = *answering;
+                self.open.push(Open { answering, events, tokens: Vec::new() });
+                return;
+            }
+            Ok(Ok(Begun::Said(said))) => Event::Said(said),
+            Ok(Err(problem)) => Event::Failed(problem),
+            Err(_) => Event::Failed(internal(FAILED)),
+        };
+        close(end, &events, source, heart);
+    }
+
+    /// One pass for all answers, and what came of it.
+    fn step(&mut self, source: &Source, heart: &Heart) {
+        for at in (0..self.open.len()).rev() {
+            if self.open[at].events.is_closed() {
+                self.end(at, Reason::Cancelled, source, heart);
+            }
+        }
+        let (scheduler, model) = (&mut self.scheduler, self.engine.model());
+        let Ok(happened) = catch_unwind(AssertUnwindSafe(|| scheduler.step(model))) else {
+            // What it kept may be half done.
+            self.scheduler = Scheduler::new(source.prefixes);
+            for open in self.open.drain(..) {
+                close(Event::Failed(internal(FAILED)), &open.events, source, heart);
+            }
+            return;
+        };
+        for (id, happened) in happened {
+            let Some(at) = self.open.iter().position(|open| open.answering.id() == id) else {
+                continue;
+            };
+            let Open { answering, events, tokens } = &mut self.open[at];
+            match answering.hear(happened, &mut |event| send(self.engine, event, events, tokens)) {
+                Ok(None) => {}
+                Ok(Some(reason)) => self.end(at, reason, source, heart),
+                Err(fault) => {
+                    let open = self.open.swap_remove(at);
+                    self.scheduler.remove(id);
+                    close(Event::Failed(fault.into()), &open.events, source, heart);
+                }
+            }
+        }
+    }
+
+    fn end(&mut self, at: usize, reason: Reason, source: &Source, heart: &Heart) {
+        let Open { answering, events, mut tokens } = self.open.swap_remove(at);
+        let mut on_event = |event| send(self.engine, event, &events, &mut tokens);
+        let answer = answering.end(&mut self.scheduler, reason, &mut on_event);
+        let done = Done {
+            reason: answer.reason,
+            statistics: answer.statistics,
+            load: self.engine.load_time(),
+        };
+        close(Event::Done(done), &events, source, heart);
+    }
+}
+
+/// What a client hears of a fault of lathe.
+const FAILED: &str = "answering failed inside lathe: this is a fault of it";
+
+/// Sends the last event of a request and counts it.
+fn close(end: Event, events: &UnboundedSender<Event>, source: &Source, heart: &Heart) {
+    match &end {
+        Event::Done(done) if done.reason == Reason::Cancelled => source.metrics.cancelled(),
+        Event::Done(done) => source.metrics.answered(done),
+        _ => {}
+    }
+    let _ = events.send(end);
+    heart.waiting.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// What became of a request at first.
+enum Begun<'e> {
+    Answer(Box<Answering<'e>>),
+    Said(Said),
+}
+
+fn begin<'e>(
+    engine: &'e Engine,
     scheduler: &mut Scheduler,
     ask: Ask,
-    heart: &Heart,
-    events: &UnboundedSender<Event>,
-) -> Result<Event, Problem> {
+) -> Result<Begun<'e>, Problem> {
     let options = (ask.set)(engine.defaults.clone())?;
     let opened = |prompt: Prompt| if ask.opening { with_opening(engine, prompt) } else { prompt };
     let tokenizer = engine.tokenizer();
-    match ask.what {
+    Ok(Begun::Said(match ask.what {
         What::Answer(prompt) => {
             let request = Request { prompt: opened(prompt), options };
-            answer(engine, scheduler, &request, heart, events)
+            return Ok(Begun::Answer(Box::new(engine.begin(scheduler, &request)?)));
         }
         What::Count(prompt) => {
             let rendered = engine.render(&opened(prompt), &options)?;
-            Ok(Event::Said(Said::Count(tokenizer.encode_rendered(&rendered)?.len())))
+            Said::Count(tokenizer.encode_rendered(&rendered)?.len())
         }
-        What::Render(prompt) => {
-            Ok(Event::Said(Said::Text(engine.render(&opened(prompt), &options)?)))
-        }
-        What::Encode(text) => Ok(Event::Said(Said::Ids(tokenizer.encode(&text)?))),
-        What::Decode(ids) => Ok(Event::Said(Said::Text(tokenizer.decode(&ids, Kept::All)))),
-    }
+        What::Render(prompt) => Said::Text(engine.render(&opened(prompt), &options)?),
+        What::Encode(text) => Said::Ids(tokenizer.encode(&text)?),
+        What::Decode(ids) => Said::Text(tokenizer.decode(&ids, Kept::All)),
+    }))
 }
 
 fn with_opening(engine: &Engine, prompt: Prompt) -> Prompt {
@@ -319,51 +416,40 @@ fn with_opening(engine: &Engine, prompt: Prompt) -> Prompt {
     Prompt::Chat { messages, tools }
 }
 
-fn answer(
+/// Sends an event of the engine on, text with the tokens that it came with.
+fn send(
     engine: &Engine,
-    scheduler: &mut Scheduler,
-    request: &Request,
-    heart: &Heart,
+    event: engine::Event,
     events: &UnboundedSender<Event>,
-) -> Result<Event, Problem> {
-    let mut tokens: Vec<Scored> = Vec::new();
+    tokens: &mut Vec<Scored>,
+) -> ControlFlow<()> {
     let scored = |id: u32, logprob: f32, top: Vec<Scored>| Scored {
         text: engine.tokenizer().decode(&[id], Kept::All),
         bytes: engine.tokenizer().bytes(id),
         logprob,
         top,
     };
-    let go_on = || {
-        heart.beats();
-        !events.is_closed()
-    };
-    let answered = engine.answer(scheduler, request, &go_on, &mut |event| {
-        let event = match event {
-            engine::Event::Token(choice) => {
-                let top = choice.top.iter().map(|&(id, logprob)| scored(id, logprob, Vec::new()));
-                let top = top.collect();
-                tokens.push(scored(choice.id, choice.logprob.unwrap_or(f32::NAN), top));
-                return ControlFlow::Continue(());
-            }
-            engine::Event::Piece(Piece::Text(text)) => {
-                Event::Text(text, std::mem::take(&mut tokens))
-            }
-            engine::Event::Piece(Piece::Thinking(text)) => {
-                tokens.clear();
-                Event::Thinking(text)
-            }
-            engine::Event::Piece(Piece::Call(call)) => {
-                tokens.clear();
-                Event::Call(call)
-            }
-        };
-        match events.send(event) {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(_) => ControlFlow::Break(()),
+    let event = match event {
+        engine::Event::Token(choice) => {
+            let top = choice.top.iter().map(|&(id, logprob)| scored(id, logprob, Vec::new()));
+            let top = top.collect();
+            tokens.push(scored(choice.id, choice.logprob.unwrap_or(f32::NAN), top));
+            return ControlFlow::Continue(());
         }
-    })?;
-    let load = engine.load_time();
-    Ok(Event::Done(Done { reason: answered.reason, statistics: answered.statistics, load }))
+        engine::Event::Piece(Piece::Text(text)) => Event::Text(text, std::mem::take(tokens)),
+        engine::Event::Piece(Piece::Thinking(text)) => {
+            tokens.clear();
+            Event::Thinking(text)
+        }
+        engine::Event::Piece(Piece::Call(call)) => {
+            tokens.clear();
+            Event::Call(call)
+        }
+    };
+    match events.send(event) {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(_) => ControlFlow::Break(()),
+    }
 }
 
 /// What a model cannot have been asked.
