@@ -152,8 +152,10 @@ fn no_source_knows_a_name_that_policies_are_about() {
     for path in sources {
         let source = std::fs::read_to_string(&path).unwrap();
         let resolves = path.starts_with(root("src/decoder/parts"));
+        let serves = path.starts_with(root("src/server"));
         for literal in literals(&source) {
-            if resolves && keys.contains(&literal) {
+            // "audio" is a field of OpenAI's API.
+            if resolves && keys.contains(&literal) || serves && literal == "audio" {
                 continue;
             }
             let is_name = segments.is_match(&literal);

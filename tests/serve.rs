@@ -165,7 +165,7 @@ fn answers_do_not_depend_on_who_else_is_asking() {
         let words: Vec<String> =
             (0..5 + 7 * client).map(|at| format!("t{}", 1 + (at * 7 + client) % 90)).collect();
         // Greedy ones and seeded ones.
-        let temperature = if client % 2 == 0 { 0.0 } else { 0.8 };
+        let temperature = if client.is_multiple_of(2) { 0.0 } else { 0.8 };
         json!({"model": "m", "messages": [{"role": "user", "content": words.join(" ")}],
             "max_tokens": 30 - client, "temperature": temperature, "seed": 5 + client, "stream": stream})
     };
