@@ -14,6 +14,7 @@ use std::any::Any;
 
 use super::accept::Proposal;
 use crate::fault::{Code, Fault};
+use crate::model::Tap;
 use crate::sample::Settings;
 
 /// What a drafter needs of the target; constant for a drafter.
@@ -23,19 +24,10 @@ pub struct Needs {
     pub deepest: usize,
     /// Where the target's states are tapped, for every committed token.
     pub taps: Vec<Tap>,
+    /// Layers whose keys and values are read, and not written.
+    pub keys: Vec<usize>,
     /// Whether it must hear of prompts too: without them it cannot propose.
     pub prompt: bool,
-}
-
-/// A place in the target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Tap {
-    /// The residual stream after this layer, from 0.
-    AfterLayer(usize),
-    /// The states that the head takes, after the last norm.
-    Final,
-    /// Keys and values of this layer's cache, to be read and not written.
-    Keys(usize),
 }
 
 /// What the target computed for a run of tokens.

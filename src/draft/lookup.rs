@@ -239,7 +239,7 @@ impl Lookup {
 
 impl Drafter for Lookup {
     fn needs(&self) -> Needs {
-        Needs { deepest: usize::MAX, taps: Vec::new(), prompt: true }
+        Needs { deepest: usize::MAX, taps: Vec::new(), keys: Vec::new(), prompt: true }
     }
 
     fn propose(&mut self, depth: usize, _draw: &mut Draw<'_>) -> Result<Vec<Proposal>, Fault> {

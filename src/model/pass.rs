@@ -77,6 +77,19 @@ pub struct Place {
     pub whole: usize,
 }
 
+/// A span among the rows of its pass.
+#[derive(Clone, Debug)]
+pub struct Stretch {
+    /// Which span.
+    pub index: usize,
+    /// Its rows among all.
+    pub rows: Range<usize>,
+    /// Where they stand in their sequence.
+    pub place: Place,
+    /// What they see of each other.
+    pub sees: Sees,
+}
+
 impl Span {
     /// Tokens at a position, that see those before them.
     pub fn new(tokens: &[u32], position: usize, logits: Logits) -> Span {
@@ -119,6 +132,16 @@ impl Pass {
             end += span.tokens.len();
             (span, from..end)
         })
+    }
+
+    /// Where each span's tokens are.
+    pub fn stretches(&self) -> Vec<Stretch> {
+        let rows = self.rows().enumerate();
+        let of = |(index, (span, rows)): (usize, (&Span, Range<usize>))| {
+            let (place, sees) = (span.place(), span.sees);
+            Stretch { index, rows, place, sees }
+        };
+        rows.map(of).collect()
     }
 
     /// The rows of the pass whose logits are wanted, in order.

@@ -11,9 +11,9 @@ use super::cache::{Keys, Sizes, Step};
 use super::loader::Loader;
 use super::matrix::{BLAS, Floats, Linear};
 use super::norm::Norm;
-use super::walk::{Stretch, Walk};
+use super::walk::Walk;
 use crate::decoder::parts;
-use crate::model::pass::Sees;
+use crate::model::pass::{Sees, Stretch};
 
 /// Attention.
 #[derive(Clone, Debug)]

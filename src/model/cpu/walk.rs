@@ -1,14 +1,13 @@
 //! What modules share during one pass.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::rc::Rc;
 
 use super::Layer;
 use super::cache::{Keys, State};
 use crate::cache::Cache;
 use crate::decoder::parts;
-use crate::model::pass::{Pass, Place, Sees};
+use crate::model::pass::{Pass, Place, Stretch};
 
 /// A pass on its way through the modules. What they give each other are rows `[tokens, width]`, those
 /// of all spans one after the other.
@@ -21,19 +20,6 @@ pub struct Walk<'w, 'c> {
     pub per_layer: Option<(Vec<f32>, usize)>,
     ropes: &'w [parts::Rope],
     angles: HashMap<(usize, Place), Rc<Angles>>,
-}
-
-/// A span of a pass.
-#[derive(Clone, Debug)]
-pub struct Stretch {
-    /// Which one.
-    pub index: usize,
-    /// Its rows among all.
-    pub rows: Range<usize>,
-    /// Where they stand in their sequence.
-    pub place: Place,
-    /// What they see of each other.
-    pub sees: Sees,
 }
 
 /// Cosines and sines of a span's tokens, `[tokens, pairs]` each.
@@ -59,11 +45,7 @@ impl<'w, 'c> Walk<'w, 'c> {
         caches: &'w mut [&'c mut Cache<Layer>],
         ropes: &'w [parts::Rope],
     ) -> Walk<'w, 'c> {
-        let spans = pass.rows().enumerate().map(|(index, (span, rows))| {
-            let (place, sees) = (span.place(), span.sees);
-            Stretch { index, rows, place, sees }
-        });
-        let (spans, tokens) = (spans.collect(), pass.tokens());
+        let (spans, tokens) = (pass.stretches(), pass.tokens());
         Walk { caches, spans, tokens, per_layer: None, ropes, angles: HashMap::new() }
     }
 

@@ -15,8 +15,9 @@ use super::matrix::Linear;
 use super::norm::Norm;
 use super::ops::{Function, Result, join, last_axis, part, times_exactly};
 use super::scores::Scores;
-use super::walk::{Stretch, Walk};
+use super::walk::Walk;
 use crate::decoder::parts;
+use crate::model::pass::Stretch;
 
 /// Attention.
 #[derive(Clone, Debug)]

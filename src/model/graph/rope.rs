@@ -8,8 +8,8 @@ use std::ops::Range;
 use mlx_rs::{Array, fast};
 
 use super::ops::{Result, join, last_axis, part, times_exactly};
-use super::walk::Stretch;
 use crate::decoder::parts::Rope;
+use crate::model::pass::Stretch;
 
 /// How spans that follow each other are turned, whose sequences turn alike.
 #[derive(Clone, Debug)]

@@ -7,8 +7,8 @@ use mlx_rs::ops::{concatenate, select, softmax_axis};
 
 use super::cache::Seen;
 use super::ops::{Result, last_axis, soft_cap, times};
-use super::walk::{Sight, Stretch, Walk};
-use crate::model::pass::Sees;
+use super::walk::{Sight, Walk};
+use crate::model::pass::{Sees, Stretch};
 
 /// How scores are made and used.
 #[derive(Clone, Debug)]

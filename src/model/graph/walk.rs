@@ -1,7 +1,6 @@
 //! What modules share during one pass.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::rc::Rc;
 
 use mlx_rs::Array;
@@ -14,7 +13,7 @@ use super::ops::{Result, part};
 use super::rope::Turns;
 use crate::cache::Cache;
 use crate::decoder::parts;
-use crate::model::pass::{Pass, Place, Sees};
+use crate::model::pass::{Pass, Stretch};
 
 /// A pass on its way through the modules. What they give each other are rows `[tokens, width]`, those
 /// of all spans one after the other.
@@ -27,19 +26,6 @@ pub struct Walk<'w, 'c> {
     ropes: &'w [parts::Rope],
     turns: HashMap<usize, Rc<[Turns]>>,
     masks: HashMap<Sight, Array>,
-}
-
-/// A span of a pass.
-#[derive(Clone, Debug)]
-pub struct Stretch {
-    /// Which one.
-    pub index: usize,
-    /// Its rows among all.
-    pub rows: Range<usize>,
-    /// Where they stand in their sequence.
-    pub place: Place,
-    /// What they see of each other.
-    pub sees: Sees,
 }
 
 /// Which keys tokens see.
@@ -64,11 +50,7 @@ impl<'w, 'c> Walk<'w, 'c> {
         caches: &'w mut [&'c mut Cache<Layer>],
         ropes: &'w [parts::Rope],
     ) -> Walk<'w, 'c> {
-        let spans = pass.rows().enumerate().map(|(index, (span, rows))| {
-            let (place, sees) = (span.place(), span.sees);
-            Stretch { index, rows, place, sees }
-        });
-        let spans = spans.collect();
+        let spans = pass.stretches();
         let (turns, masks) = (HashMap::new(), HashMap::new());
         Walk { caches, spans, per_layer: None, ropes, turns, masks }
     }
