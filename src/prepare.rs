@@ -5,7 +5,7 @@ mod zeros;
 use std::path::Path;
 
 use crate::checkpoint::architecture;
-use crate::classify::{self, Classified};
+use crate::classify::{self, Classified, Layouts};
 use crate::decoder::Decoder;
 use crate::decoder::values::Scope;
 use crate::fault::{Code, Fault, Faults, Warning};
@@ -109,7 +109,11 @@ pub fn with_policy(
     };
     // What is wrong with the folder and with the policy is told together.
     let mut faults = Faults::default();
-    let classified = faults.absorb(classify::classify(&inventory));
+    let layouts = Layouts::with_folders(&library.dirs());
+    let classified = layouts.and_then(|own| {
+        classify::classify_by(own.as_ref().unwrap_or(Layouts::built_in()), &inventory)
+    });
+    let classified = faults.absorb(classified);
     let policy =
         faults.absorb(entry.map_err(Faults::from).and_then(|entry| library.compile(entry)));
     match (classified, policy) {

@@ -282,3 +282,74 @@ fn every_layout_is_created_as_it_is_and_requantized_on_demand() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// A packing that nobody writes, known from a policy folder alone: 4-bit two's complement in words of
+/// 16 bits down the inputs, in an order of its own; zero points in bytes along the groups.
+#[test]
+fn a_packing_that_a_policy_folder_describes_is_read_exactly() {
+    const LAYOUT: &str = r#"
+name: nobodys-int4
+producer: nobody
+because: made up
+weight: {suffix: .nobody_words, dtype: I16, shape: "[in/4, out]"}
+companions:
+  scale: {suffix: .nobody_scale, dtype: F32, shape: "[in/group, out]"}
+  zero: {suffix: .nobody_zero, dtype: U8, shape: "[out, pairs]"}
+integers:
+  packed: {word: 16, rows: in, along: in, fields: [3, 1, 0, 2], sign: twos}
+  zero_packed: {word: 8, rows: out, along: in, fields: [1, 0]}
+  bits: 4
+  group: group
+  scale: scale
+  zero: zero
+"#;
+    let (outputs, inputs, group) = (6usize, 128usize, 64usize);
+    let code = |o: usize, i: usize| ((o * 31 + i * 7 + o * i) % 16) as u8;
+    let scale = |o: usize, g: usize| 0.25 + (o * 2 + g) as f32 / 64.0;
+    let zero = |o: usize, g: usize| ((o * 5 + g * 3) % 16) as u8;
+
+    let mut words = Vec::new();
+    for four in 0..inputs / 4 {
+        for o in 0..outputs {
+            let signed = |n: usize| (i16::from(code(o, four * 4 + n)) - 8) & 15;
+            let word = signed(3) | signed(1) << 4 | signed(0) << 8 | signed(2) << 12;
+            words.extend(word.to_le_bytes());
+        }
+    }
+    let scales: Vec<u8> = (0..inputs / group)
+        .flat_map(|g| (0..outputs).flat_map(move |o| scale(o, g).to_le_bytes()))
+        .collect();
+    let zeros: Vec<u8> = (0..outputs).map(|o| zero(o, 1) | zero(o, 0) << 4).collect();
+    let view = |dtype, shape: Vec<usize>, bytes| {
+        safetensors::tensor::TensorView::new(dtype, shape, bytes).unwrap()
+    };
+    use safetensors::Dtype as Stored;
+    let tensors = [
+        ("a.nobody_words", view(Stored::I16, vec![inputs / 4, outputs], &words)),
+        ("a.nobody_scale", view(Stored::F32, vec![inputs / group, outputs], &scales)),
+        ("a.nobody_zero", view(Stored::U8, vec![outputs, 1], &zeros)),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path();
+    let config = r#"{"architectures": ["NobodyForCausalLM"]}"#;
+    std::fs::write(dir.join("config.json"), config).unwrap();
+    safetensors::serialize_to_file(tensors, None, &dir.join("model.safetensors")).unwrap();
+
+    let mut library = Library::built_in();
+    let unknown = lathe::prepare::prepare(dir, Role::Target, &library);
+    assert!(unknown.is_err() || unknown.is_ok_and(|p| p.classified.weights.len() == 3));
+    std::fs::create_dir_all(dir.join("own/sources")).unwrap();
+    std::fs::write(dir.join("own/sources/nobody.yaml"), LAYOUT).unwrap();
+    library.add_folder(&dir.join("own")).unwrap();
+    let prepared = lathe::prepare::prepare(dir, Role::Target, &library).unwrap_or_else(|f| panic!("{f}"));
+    let options = Options { request: request(None, false), ..Options::default() };
+    let plan = plan::plan(prepared.stock(), None, &options).unwrap_or_else(|f| panic!("{f}"));
+    let made = made(&plan, &prepared.inventory).unwrap_or_else(|f| panic!("{f}"));
+    let (numbers, shape, _) = values(&plan, &made, "a.weight");
+    assert_eq!(shape, [outputs as u64, inputs as u64]);
+    for (at, value) in numbers.into_iter().enumerate() {
+        let (o, i) = (at / inputs, at % inputs);
+        let less = f32::from(code(o, i)) - f32::from(zero(o, i / group));
+        assert_eq!(value, less * scale(o, i / group), "output {o}, input {i}");
+    }
+}

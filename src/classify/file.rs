@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::dtype::Dtype;
-use crate::plan::IntOrder;
+use crate::plan::Packed;
 
 /// A producer's layout of a quantized weight: what identifies it, what belongs to it, and what
 /// becomes of it.
@@ -203,7 +203,7 @@ pub enum Size {
 #[serde(deny_unknown_fields)]
 pub struct Integers {
     /// How they are packed.
-    pub order: IntOrder,
+    pub packed: Packed,
     /// Bits of one.
     pub bits: Size,
     /// Inputs that share a scale; 0 for all.
@@ -212,6 +212,8 @@ pub struct Integers {
     pub scale: String,
     /// The companion that holds zero points.
     pub zero: Option<String>,
+    /// How zero points are packed, where it differs from the weight.
+    pub zero_packed: Option<Packed>,
     /// Whether zero points are stored less one.
     #[serde(default)]
     pub zero_less_one: bool,

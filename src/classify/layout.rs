@@ -1,6 +1,7 @@
 //! Layout files, read and checked: what the interpreter works from.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use regex::Regex;
@@ -12,11 +13,11 @@ use super::file::{
 use super::paths::ConfigPath;
 use crate::document::{Document, Step};
 use crate::dtype::Dtype;
-use crate::fault::{Code, Faults};
+use crate::fault::{Code, Fault, Faults};
 use crate::format::Formats;
 use crate::path;
-use crate::plan::RuleRef;
-use crate::policy::library::built_in_sources;
+use crate::plan::{Packed, RuleRef};
+use crate::policy::library::{built_in_sources, policy_files};
 
 /// Index into [`Layouts::suffixes`].
 pub type Suffix = u16;
@@ -93,15 +94,46 @@ impl Layouts {
     pub fn built_in() -> &'static Layouts {
         static LAYOUTS: OnceLock<Layouts> = OnceLock::new();
         LAYOUTS.get_or_init(|| {
-            Layouts::parse(built_in_sources()).expect("tested: the built-in layouts")
+            let named = |&(file, text): &(&str, &str)| (format!("built-in:{file}"), text.to_string());
+            let files: Vec<_> = built_in_sources().iter().map(named).collect();
+            Layouts::parse(&files).expect("tested: the built-in layouts")
         })
     }
 
-    /// Reads layout files.
+    /// The built-in layouts and those of policy folders' `sources`. A file replaces the one of the
+    /// same name; a later folder wins. Nothing when no folder has any.
+    ///
+    /// # Errors
+    /// Files that cannot be read; as [`Layouts::parse`].
+    pub fn with_folders(folders: &[&Path]) -> Result<Option<Layouts>, Faults> {
+        let mut own = BTreeMap::new();
+        for folder in folders.iter().map(|folder| folder.join("sources")) {
+            if !folder.is_dir() {
+                continue;
+            }
+            for path in policy_files(&folder)? {
+                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                let text = std::fs::read_to_string(&path)
+                    .map_err(|error| Fault::io("read the layout", &path, &error))?;
+                own.insert(format!("sources/{name}"), (path.display().to_string(), text));
+            }
+        }
+        if own.is_empty() {
+            return Ok(None);
+        }
+        for &(file, text) in built_in_sources() {
+            let built_in = || (format!("built-in:{file}"), text.to_string());
+            own.entry(file.to_string()).or_insert_with(built_in);
+        }
+        let files: Vec<_> = own.into_values().collect();
+        Layouts::parse(&files).map(Some)
+    }
+
+    /// Reads layout files: their names for faults (with the folder), and their texts.
     ///
     /// # Errors
     /// Every fault of every file, each pointing at its line.
-    pub fn parse(files: &[(&str, &str)]) -> Result<Layouts, Faults> {
+    pub fn parse(files: &[(String, String)]) -> Result<Layouts, Faults> {
         let mut faults = Faults::default();
         let (mut claims, mut quantizers) = (None, None);
         let mut layouts = Layouts {
@@ -113,11 +145,11 @@ impl Layouts {
             quantizers: QuantizersFile::default(),
         };
         for (name, body) in files {
-            let document = Document::parse(format!("built-in:{name}"), *body);
+            let document = Document::parse(name.clone(), body.clone());
             let Some(document) = faults.absorb(document.map_err(Faults::from)) else { continue };
-            if *name == CLAIMS {
+            if name.ends_with(CLAIMS) {
                 claims = faults.absorb(document.decode().map_err(Faults::from));
-            } else if *name == QUANTIZERS {
+            } else if name.ends_with(QUANTIZERS) {
                 quantizers = faults.absorb(document.decode().map_err(Faults::from));
             } else {
                 faults.absorb(layouts.add(&document));
@@ -287,14 +319,24 @@ fn check(document: &Document, layout: &Layout, faults: &mut Faults) {
     }
     if let Some(Integers { scale, zero, input_scale, .. }) = &layout.file.integers {
         companion("integers", "scale", scale);
-        for name in zero.iter().chain(input_scale) {
-            companion("integers", "zero", name);
+        if let Some(zero) = zero {
+            companion("integers", "zero", zero);
+        }
+        if let Some(factors) = input_scale {
+            companion("integers", "input_scale", factors);
         }
     }
     if let Some(Decode { scale, .. }) = &layout.file.decode {
         companion("decode", "scale", scale);
     }
 
+    if let Some(Integers { packed, zero_packed, .. }) = &layout.file.integers {
+        for (key, packed) in [("packed", Some(packed)), ("zero_packed", zero_packed.as_ref())] {
+            if let Some(Err(message)) = packed.map(Packed::check) {
+                wrong(path!["integers", key], message);
+            }
+        }
+    }
     let format = |name: &str| name == "affine" || Formats::built_in().get(name).is_some();
     if let Some(keep) = &layout.file.keep
         && !format(&keep.format)

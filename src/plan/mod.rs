@@ -9,6 +9,7 @@ mod decoder;
 mod diff;
 mod explain;
 mod make;
+mod packing;
 pub mod picture;
 mod reach;
 pub mod render;
@@ -26,6 +27,7 @@ use crate::decoder::parts::Held;
 use crate::dtype::Dtype;
 use crate::fault::Warning;
 
+pub use packing::{IntPacking, Packed, Side, Sign, Zero};
 pub use check::{check, recount};
 pub use diff::{Change, Diff, diff};
 pub use explain::{Explanation, Trial, explain};
@@ -365,52 +367,6 @@ pub enum GlobalScale {
     Multiplies,
     /// Values are divided by it.
     Divides,
-}
-
-/// How a producer packs small integers, and how values come from them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct IntPacking {
-    /// Whose layout.
-    pub order: IntOrder,
-    /// Bits of one integer: 4 or 8.
-    pub bits: u32,
-    /// Inputs that share a scale; 0 means all of them (a scale for each output).
-    pub group: u64,
-    /// Where zero is.
-    pub zero: Zero,
-}
-
-/// Where the zero of packed integers is, counted in unsigned fields.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Zero {
-    /// In the middle of the range: 8 of 4 bits, 128 of 8.
-    Middle,
-    /// Stored beside the weight, packed as `order` says.
-    Stored,
-    /// Stored, less one (GPTQ), wrapping around: the field 15 of 4 bits means 0.
-    StoredLessOne,
-}
-
-/// Orders in which producers pack integers. In words of 32 bits the lowest bits come first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum IntOrder {
-    /// compressed-tensors: I32 `[.., out, in/8]` of offset binary; scales `[.., out, groups]`;
-    /// zero points I32 `[.., out/8, groups]`, packed along the outputs.
-    CompressedTensors,
-    /// AWQ (gemm): I32 `[in, out/8]`; field i of a word holds output `[0, 2, 4, 6, 1, 3, 5, 7][i]`
-    /// of its eight; scales `[groups, out]`; zero points I32 `[groups, out/8]` in the same order.
-    Awq,
-    /// GPTQ: I32 `[in/8, out]`, packed along the inputs; scales `[groups, out]`; zero points I32
-    /// `[groups, out/8]`, in plain order.
-    Gptq,
-    /// ModelOpt: U8 `[.., out/2, in]` of two's complement, the even row in the low nibble;
-    /// scales `[.., out, groups]`.
-    ModelOpt,
-    /// Plain I8 of two's complement; scales `[.., out, groups]`.
-    Bytes,
 }
 
 /// The three tensors of an affine weight.

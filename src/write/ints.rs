@@ -9,10 +9,7 @@ use super::arith::{values, write_floats};
 use super::array::{Array, ByRows, Bytes, Rows};
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault};
-use crate::plan::{AffinePart, IntOrder, IntPacking, Zero};
-
-/// AWQ's order of the eight nibbles of a word along the outputs: nibble n holds output AWQ[n].
-const AWQ: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+use crate::plan::{AffinePart, IntPacking, Packed, Side, Sign, Zero};
 
 /// The layout with its sizes.
 #[derive(Clone)]
@@ -28,26 +25,31 @@ impl Layout {
         let bits = u64::from(packing.bits);
         let unfit = || {
             let what = format!(
-                "the plan unpacks {}-bit integers ({:?}) from {} {:?}",
-                packing.bits, packing.order, weight.dtype, weight.shape
+                "the plan unpacks {}-bit integers in words of {} bits from {} {:?}",
+                packing.bits, packing.weight.word, weight.dtype, weight.shape
             );
             Fault::new(Code::Unsupported, what)
         };
         let columns = weight.last_axis();
         let rows = weight.elements() / columns.max(1);
-        let in_words = columns * 32 / bits.max(1);
-        let whole = |bits: u64| matches!(bits, 2 | 3 | 4 | 8);
-        let (outputs, inputs) = match (packing.order, weight.dtype) {
-            (IntOrder::CompressedTensors, Dtype::I32) if whole(bits) && bits != 3 => {
-                (rows, in_words)
-            }
-            (IntOrder::Awq, Dtype::I32) if bits == 4 && weight.shape.len() == 2 => (in_words, rows),
-            (IntOrder::Gptq, Dtype::I32) if whole(bits) && weight.shape.len() == 2 => {
-                (columns, rows * 32 / bits)
-            }
-            (IntOrder::ModelOpt, Dtype::U8) if bits == 4 => (rows * 2, columns),
-            (IntOrder::Bytes, Dtype::I8 | Dtype::U8) if bits == 8 => (rows, columns),
-            _ => return Err(unfit()),
+        let Packed { word, rows: first, along, .. } = packing.weight;
+        let fits = packing.weight.check().is_ok()
+            && (2..=8).contains(&bits)
+            && packing.weight.fields.len() as u64 * bits <= u64::from(word)
+            && weight.dtype.bytes() * 8 == u64::from(word)
+            && !weight.dtype.is_float()
+            && (first == Side::Out || weight.shape.len() == 2);
+        if !fits {
+            return Err(unfit());
+        }
+        let unpack = |words: u64| match packing.weight.fields.len() as u64 {
+            0 => words * u64::from(word) / bits,
+            fields => words * fields,
+        };
+        let unpacked = |side, words| if along == side { unpack(words) } else { words };
+        let (outputs, inputs) = match first {
+            Side::Out => (unpacked(Side::Out, rows), unpacked(Side::In, columns)),
+            Side::In => (unpacked(Side::Out, columns), unpacked(Side::In, rows)),
         };
         if outputs * inputs == 0 {
             return Err(unfit());
@@ -85,11 +87,6 @@ impl GridShape {
     }
 }
 
-/// Whether weights, scales and zero points stand input-first.
-fn input_first(order: IntOrder) -> bool {
-    matches!(order, IntOrder::Awq | IntOrder::Gptq)
-}
-
 /// The `bits` bits from bit `at` on of a little-endian stream.
 fn bits_at(stream: &[u8], at: u64, bits: u32) -> u8 {
     let byte = (at / 8) as usize;
@@ -98,84 +95,176 @@ fn bits_at(stream: &[u8], at: u64, bits: u32) -> u8 {
     (((high << 8 | low) >> (at % 8)) & ((1 << bits) - 1)) as u8
 }
 
+/// Where the fields of a matrix of `outputs` by `inputs` (or groups) lie in an array of words.
+struct Fields {
+    packed: Packed,
+    bits: u32,
+    outputs: u64,
+    inputs: u64,
+    /// By place among the neighbours of a word: its field. Empty for one stream of bits.
+    field: Vec<u64>,
+}
+
+impl Fields {
+    fn new(packed: &Packed, bits: u32, outputs: u64, inputs: u64) -> Fields {
+        let mut field = vec![0; packed.fields.len()];
+        for (n, &neighbour) in packed.fields.iter().enumerate() {
+            field[usize::from(neighbour)] = n as u64;
+        }
+        Fields { packed: packed.clone(), bits, outputs, inputs, field }
+    }
+
+    fn word(&self) -> u64 {
+        u64::from(self.packed.word)
+    }
+
+    /// Whether the words of one run of neighbours stand one behind the other.
+    fn contiguous(&self) -> bool {
+        self.packed.rows != self.packed.along
+    }
+
+    /// How many runs there are: the length of the side that is not packed.
+    fn runs(&self) -> u64 {
+        if self.packed.along == Side::Out { self.inputs } else { self.outputs }
+    }
+
+    /// Words of one run of neighbours.
+    fn words(&self) -> u64 {
+        let along = if self.packed.along == Side::Out { self.outputs } else { self.inputs };
+        match self.field.len() as u64 {
+            0 => (along * u64::from(self.bits)).div_ceil(self.word()),
+            fields => along.div_ceil(fields),
+        }
+    }
+
+    /// Size of the array.
+    fn bytes(&self) -> u64 {
+        self.words() * self.runs() * self.word() / 8
+    }
+
+    /// The bit of a run at which a neighbour's field begins.
+    fn begins(&self, neighbour: u64) -> u64 {
+        match self.field.len() as u64 {
+            0 => neighbour * u64::from(self.bits),
+            fields => {
+                let field = self.field[(neighbour % fields) as usize];
+                neighbour / fields * self.word() + field * u64::from(self.bits)
+            }
+        }
+    }
+
+    /// One code, unsigned, of the array's bytes.
+    fn code(&self, bytes: &[u8], output: u64, input: u64) -> u8 {
+        let (neighbour, run) = match self.packed.along {
+            Side::In => (input, output),
+            Side::Out => (output, input),
+        };
+        let begins = self.begins(neighbour);
+        let bits = self.bits;
+        let code = if self.contiguous() {
+            bits_at(bytes, run * self.words() * self.word() + begins, bits)
+        } else {
+            let place = |at: u64| {
+                (at / self.word() * self.runs() + run) * self.word() + at % self.word()
+            };
+            if begins % self.word() + u64::from(bits) <= self.word() {
+                bits_at(bytes, place(begins), bits)
+            } else {
+                (0..bits).map(|i| bits_at(bytes, place(begins + u64::from(i)), 1) << i).sum()
+            }
+        };
+        self.unsigned(code)
+    }
+
+    /// A field's bits as an unsigned code.
+    fn unsigned(&self, code: u8) -> u8 {
+        match self.packed.sign {
+            Sign::Offset => code,
+            Sign::Twos => code ^ (1 << (self.bits - 1)),
+        }
+    }
+
+    /// The bytes that hold one output row, and the number that the row has in them, where a part
+    /// of the array holds it.
+    fn of_row(&self, row: u64) -> Option<Part> {
+        if self.packed.rows == Side::In {
+            return None;
+        }
+        if self.packed.along == Side::In {
+            let size = self.words() * self.word() / 8;
+            return Some(Part { at: row * size, size, outputs: 1, row: 0 });
+        }
+        let of_word = match self.field.len() as u64 {
+            0 if self.word() % u64::from(self.bits) != 0 => return None,
+            0 => self.word() / u64::from(self.bits),
+            fields => fields,
+        };
+        let size = self.inputs * self.word() / 8;
+        Some(Part { at: row / of_word * size, size, outputs: of_word, row: row % of_word })
+    }
+}
+
+/// The part of an array that holds an output row.
+struct Part {
+    /// Its first byte and size.
+    at: u64,
+    size: u64,
+    /// How many outputs it holds, and which of them the row is.
+    outputs: u64,
+    row: u64,
+}
+
 /// Codes of whole output rows.
 struct Codes {
     layout: Layout,
+    fields: Fields,
     packed: Box<dyn Bytes>,
     size: u64,
-    /// The whole packed weight, for layouts whose rows are spread over all of it.
+    /// The part of the packed weight that is looked at: all of it, for layouts whose rows are
+    /// spread over all of it.
     held: Vec<u8>,
 }
 
 impl Codes {
     fn new(layout: Layout, weight: Array) -> Self {
-        Codes { layout, size: weight.size(), packed: weight.bytes, held: Vec::new() }
+        let Layout { packing, outputs, inputs } = &layout;
+        let fields = Fields::new(&packing.weight, packing.bits, *outputs, *inputs);
+        Codes { layout, fields, size: weight.size(), packed: weight.bytes, held: Vec::new() }
     }
 
     /// The codes of output row `row`.
     fn row(&mut self, row: u64, out: &mut [u8]) -> Result<(), Fault> {
-        let Layout { inputs, outputs, .. } = self.layout;
-        let bits = self.layout.packing.bits;
-        match self.layout.packing.order {
-            IntOrder::CompressedTensors => {
-                let stride = inputs * u64::from(bits) / 8;
-                self.held.resize(stride as usize, 0);
-                self.packed.read(row * stride, &mut self.held)?;
-                super::kernels::unpack(bits, &self.held, out);
+        let row = match self.fields.of_row(row) {
+            Some(part) => {
+                self.held.resize(part.size as usize, 0);
+                self.packed.read(part.at, &mut self.held)?;
+                self.fields.outputs = part.outputs;
+                part.row
             }
-            IntOrder::Bytes => {
-                self.packed.read(row * inputs, out)?;
-                out.iter_mut().for_each(|code| *code ^= 0x80);
-            }
-            IntOrder::ModelOpt => {
-                self.packed.read(row / 2 * inputs, out)?;
-                for code in out {
-                    *code = ((*code >> (row % 2 * 4)) & 15) ^ 8;
+            None => {
+                if self.held.is_empty() {
+                    self.held.resize(self.size as usize, 0);
+                    self.packed.read(0, &mut self.held)?;
                 }
+                row
             }
-            IntOrder::Awq => {
-                self.hold()?;
-                let nibble = AWQ.iter().position(|&output| output == (row % 8) as usize);
-                let at = row / 8 * 32 + nibble.unwrap_or(0) as u64 * 4;
-                for (input, code) in out.iter_mut().enumerate() {
-                    *code = bits_at(&self.held, input as u64 * outputs * 4 + at, 4);
-                }
-            }
-            IntOrder::Gptq => {
-                self.hold()?;
-                for (input, code) in out.iter_mut().enumerate() {
-                    *code = self.gptq(row, input as u64);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// GPTQ's integers run down a column of words as one stream of bits.
-    fn gptq(&self, row: u64, input: u64) -> u8 {
-        let bits = self.layout.packing.bits;
-        let first = input * u64::from(bits);
-        let bit = |at: u64| {
-            let word = (at / 32 * self.layout.outputs + row) * 32;
-            bits_at(&self.held, word + at % 32, 1)
         };
-        if 32 % bits == 0 {
-            let word = (first / 32 * self.layout.outputs + row) * 32;
-            return bits_at(&self.held, word + first % 32, bits);
+        let bits = self.fields.bits;
+        let stream = self.fields.contiguous() && self.fields.field.is_empty();
+        let whole = bits == 8 || out.len().is_multiple_of(8);
+        if stream && whole && self.fields.packed.rows == Side::Out {
+            super::kernels::unpack(bits, &self.held[..out.len() * bits as usize / 8], out);
+            out.iter_mut().for_each(|code| *code = self.fields.unsigned(*code));
+            return Ok(());
         }
-        (0..bits).map(|i| bit(first + u64::from(i)) << i).sum()
-    }
-
-    fn hold(&mut self) -> Result<(), Fault> {
-        if self.held.is_empty() {
-            self.held.resize(self.size as usize, 0);
-            self.packed.read(0, &mut self.held)?;
+        for (input, code) in out.iter_mut().enumerate() {
+            *code = self.fields.code(&self.held, row, input as u64);
         }
         Ok(())
     }
 
     fn held(&self) -> u64 {
-        if input_first(self.layout.packing.order) { self.size } else { self.layout.inputs }
+        self.fields.of_row(0).map_or(self.size, |part| part.size)
     }
 }
 
@@ -199,7 +288,7 @@ impl Grid {
             return Err(Fault::new(Code::BadScale, what));
         }
         let mut scale = values(scales)?;
-        if input_first(shape.packing.order) {
+        if shape.packing.weight.rows == Side::In {
             scale = transposed(&scale, groups as usize, outputs as usize);
         }
         let zeros = match zeros {
@@ -212,35 +301,16 @@ impl Grid {
     fn zeros(shape: &GridShape, array: &mut Array) -> Result<Vec<f32>, Fault> {
         let (outputs, groups) = (shape.outputs, shape.groups);
         let bits = shape.packing.bits;
-        let wide = u64::from(bits);
-        let (along, across) = match shape.packing.order {
-            IntOrder::CompressedTensors => (outputs, groups), // packed down the rows
-            _ => (groups, outputs),                           // packed along them
-        };
-        let packed = match shape.packing.order {
-            IntOrder::CompressedTensors => along.div_ceil(32 / wide) * 4 * across,
-            IntOrder::Awq | IntOrder::Gptq => along * (across * wide).div_ceil(32) * 4,
-            IntOrder::ModelOpt | IntOrder::Bytes => outputs * groups,
-        };
+        let packed = shape.packing.zeros.as_ref().unwrap_or(&shape.packing.weight);
+        packed.check().map_err(|message| Fault::new(Code::StalePlan, message))?;
+        let fields = Fields::new(packed, bits, outputs, groups);
+        let wanted = fields.bytes();
         let bytes = array.read_all()?;
-        if bytes.len() as u64 != packed {
-            let what = format!("zero points of {} bytes where {packed} are needed", bytes.len());
+        if bytes.len() as u64 != wanted {
+            let what = format!("zero points of {} bytes where {wanted} are needed", bytes.len());
             return Err(Fault::new(Code::BadScale, what));
         }
-        let stride = packed.checked_div(groups).unwrap_or(0);
-        let zero = |output: u64, group: u64| match shape.packing.order {
-            IntOrder::CompressedTensors => {
-                let word = (output * wide / 32 * groups + group) * 32;
-                bits_at(&bytes, word + output * wide % 32, bits)
-            }
-            IntOrder::Awq => {
-                let nibble = AWQ.iter().position(|&o| o == (output % 8) as usize).unwrap_or(0);
-                bits_at(&bytes, group * stride * 8 + output / 8 * 32 + nibble as u64 * 4, 4)
-            }
-            IntOrder::Gptq => bits_at(&bytes, group * stride * 8 + output * wide, bits),
-            IntOrder::ModelOpt => (bytes[(output * groups + group) as usize] & 15) ^ 8,
-            IntOrder::Bytes => bytes[(output * groups + group) as usize] ^ 0x80,
-        };
+        let zero = |output: u64, group: u64| fields.code(&bytes, output, group);
         // Where zero points are stored less one, readers let that wrap around in their width.
         let less = u8::from(shape.packing.zero == Zero::StoredLessOne);
         let mask = ((1u16 << bits) - 1) as u8;

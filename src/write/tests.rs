@@ -13,7 +13,8 @@ use super::*;
 use crate::dtype::Dtype;
 use crate::format::Formats;
 use crate::plan::{
-    AffinePart, Blob, IntOrder, IntPacking, Manifest, Op, Request, RuleRef, Source, SourceTensor,
+    AffinePart, Blob, IntPacking, Manifest, Op, Packed, Request, RuleRef, Side, Sign, Source,
+    SourceTensor,
     Tensor, Totals, View, Zero,
 };
 use crate::read::{Shard, TensorInfo};
