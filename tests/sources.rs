@@ -341,7 +341,8 @@ integers:
     std::fs::create_dir_all(dir.join("own/sources")).unwrap();
     std::fs::write(dir.join("own/sources/nobody.yaml"), LAYOUT).unwrap();
     library.add_folder(&dir.join("own")).unwrap();
-    let prepared = lathe::prepare::prepare(dir, Role::Target, &library).unwrap_or_else(|f| panic!("{f}"));
+    let prepared =
+        lathe::prepare::prepare(dir, Role::Target, &library).unwrap_or_else(|f| panic!("{f}"));
     let options = Options { request: request(None, false), ..Options::default() };
     let plan = plan::plan(prepared.stock(), None, &options).unwrap_or_else(|f| panic!("{f}"));
     let made = made(&plan, &prepared.inventory).unwrap_or_else(|f| panic!("{f}"));

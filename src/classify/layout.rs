@@ -94,7 +94,8 @@ impl Layouts {
     pub fn built_in() -> &'static Layouts {
         static LAYOUTS: OnceLock<Layouts> = OnceLock::new();
         LAYOUTS.get_or_init(|| {
-            let named = |&(file, text): &(&str, &str)| (format!("built-in:{file}"), text.to_string());
+            let named =
+                |&(file, text): &(&str, &str)| (format!("built-in:{file}"), text.to_string());
             let files: Vec<_> = built_in_sources().iter().map(named).collect();
             Layouts::parse(&files).expect("tested: the built-in layouts")
         })

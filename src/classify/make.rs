@@ -207,9 +207,8 @@ impl Material<'_> {
         let factors = integers.input_scale.as_deref().filter(|n| self.companion(n).is_some());
         let packing = IntPacking {
             weight: integers.packed.clone(),
-            zeros: stored.map(|_| {
-                integers.zero_packed.as_ref().unwrap_or(&integers.packed).clone()
-            }),
+            zeros: stored
+                .map(|_| integers.zero_packed.as_ref().unwrap_or(&integers.packed).clone()),
             bits: self.size(&integers.bits) as u32,
             group: if group == inputs { 0 } else { group },
             zero: match (stored, integers.zero_less_one) {

@@ -27,7 +27,6 @@ use crate::decoder::parts::Held;
 use crate::dtype::Dtype;
 use crate::fault::Warning;
 
-pub use packing::{IntPacking, Packed, Side, Sign, Zero};
 pub use check::{check, recount};
 pub use diff::{Change, Diff, diff};
 pub use explain::{Explanation, Trial, explain};
@@ -35,6 +34,7 @@ pub use make::{
     DRAFT_PREFIX, FILE_MEDIA, JSON_MEDIA, Options, Overrides, Stock, TENSOR_MEDIA, not_run, plan,
     plan_draft,
 };
+pub use packing::{IntPacking, Packed, Side, Sign, Zero};
 
 /// Version of the plan's JSON form; changes when a reader of the old form would misread it.
 pub const VERSION: u32 = 1;

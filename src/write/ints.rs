@@ -164,9 +164,8 @@ impl Fields {
         let code = if self.contiguous() {
             bits_at(bytes, run * self.words() * self.word() + begins, bits)
         } else {
-            let place = |at: u64| {
-                (at / self.word() * self.runs() + run) * self.word() + at % self.word()
-            };
+            let place =
+                |at: u64| (at / self.word() * self.runs() + run) * self.word() + at % self.word();
             if begins % self.word() + u64::from(bits) <= self.word() {
                 bits_at(bytes, place(begins), bits)
             } else {
@@ -303,6 +302,11 @@ impl Grid {
         let bits = shape.packing.bits;
         let packed = shape.packing.zeros.as_ref().unwrap_or(&shape.packing.weight);
         packed.check().map_err(|message| Fault::new(Code::StalePlan, message))?;
+        if packed.fields.len() as u64 * u64::from(bits) > u64::from(packed.word) {
+            let fields = packed.fields.len();
+            let what = format!("{fields} zero points of {bits} bits in {} bits", packed.word);
+            return Err(Fault::new(Code::StalePlan, what));
+        }
         let fields = Fields::new(packed, bits, outputs, groups);
         let wanted = fields.bytes();
         let bytes = array.read_all()?;

@@ -14,8 +14,7 @@ use crate::dtype::Dtype;
 use crate::format::Formats;
 use crate::plan::{
     AffinePart, Blob, IntPacking, Manifest, Op, Packed, Request, RuleRef, Side, Sign, Source,
-    SourceTensor,
-    Tensor, Totals, View, Zero,
+    SourceTensor, Tensor, Totals, View, Zero,
 };
 use crate::read::{Shard, TensorInfo};
 

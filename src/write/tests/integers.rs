@@ -92,7 +92,8 @@ fn every_packing_of_the_same_integers_gives_the_same_weight() {
         ("mo.s", Dtype::F16, vec![o, g], scales_out),
     ];
     let by_name = |name: &str| raws.iter().find(|raw| raw.0 == name).unwrap();
-    let packed = |word, rows, along| Packed { word, rows, along, fields: vec![], sign: Sign::Offset };
+    let packed =
+        |word, rows, along| Packed { word, rows, along, fields: vec![], sign: Sign::Offset };
     let (rows_in, rows_out) = (packed(32, Side::In, Side::Out), packed(32, Side::Out, Side::Out));
     let awq = Packed { fields: awq.map(|item| item as u8).to_vec(), ..rows_in.clone() };
     let modelopt = Packed { sign: Sign::Twos, ..packed(8, Side::Out, Side::Out) };
@@ -108,7 +109,7 @@ fn every_packing_of_the_same_integers_gives_the_same_weight() {
             "gptq" => Zero::StoredLessOne,
             _ => Zero::Stored,
         };
-        let packing = 
+        let packing =
             IntPacking { weight: order, zeros, bits: 4, group: grid.group as u64, zero: zero_of };
         let mut from = vec![by_name(name), by_name(&format!("{name}.s"))];
         if zero_points {
@@ -167,7 +168,8 @@ fn factors_of_the_inputs_fold_into_the_columns() {
         ("w.s", Dtype::F32, vec![o, 1], f32s(&scales)),
         ("w.f", Dtype::F32, vec![i], f32s(&factors)),
     ];
-    let weight = Packed { word: 8, rows: Side::Out, along: Side::In, fields: vec![], sign: Sign::Twos };
+    let weight =
+        Packed { word: 8, rows: Side::Out, along: Side::In, fields: vec![], sign: Sign::Twos };
     let packing = IntPacking { weight, zeros: None, bits: 8, group: 0, zero: Zero::Middle };
     let ops = vec![Op::UnpackInt { packing, input_scale: true }];
     let from: Vec<&Raw> = raws.iter().collect();

@@ -46,8 +46,15 @@ fn scales_that_are_no_numbers_are_told_of_in_every_layout() {
     let fp8 = || raw(Dtype::F8E4M3, &[4, 64], vec![0x38; 256]);
     let bytes = || raw(Dtype::I8, &[4, 64], vec![1; 256]);
     let words = || raw(Dtype::U32, &[4, 8], vec![0x11; 128]);
-    let weight = Packed { word: 8, rows: Side::Out, along: Side::In, fields: vec![], sign: Sign::Twos };
-    let packing = || IntPacking { weight: weight.clone(), zeros: None, bits: 8, group: 32, zero: Zero::Middle };
+    let weight =
+        Packed { word: 8, rows: Side::Out, along: Side::In, fields: vec![], sign: Sign::Twos };
+    let packing = || IntPacking {
+        weight: weight.clone(),
+        zeros: None,
+        bits: 8,
+        group: 32,
+        zero: Zero::Middle,
+    };
     let quantize = |format: &str| Op::Quantize { format: format.into() };
     let relabel = |shape: &[u64]| Op::Relabel { dtype: Dtype::U8, shape: shape.to_vec() };
     type Make<'a> = &'a dyn Fn(&Raw, &Raw) -> Vec<Tensor>;
