@@ -5,6 +5,7 @@
 //! [`store`] makes a model; chat → tokenizer → engine → sample answers from one, where the engine
 //! runs `model`, built from a policy's [`decoder`], over `cache`. See each room's own words.
 
+pub mod built_in;
 #[cfg(feature = "mlx")]
 pub mod cache;
 pub mod chat;
@@ -24,6 +25,7 @@ pub mod export;
 pub mod expr;
 pub mod fault;
 pub mod format;
+pub mod header;
 #[cfg(feature = "mlx")]
 pub mod huge_pages;
 #[cfg(feature = "mlx")]
@@ -31,12 +33,14 @@ pub mod mlx;
 #[cfg(feature = "mlx")]
 pub mod model;
 pub mod modelfile;
+pub mod op;
 pub mod plan;
 pub mod policy;
 pub mod policy_test;
 pub mod prepare;
 pub mod propose;
 pub mod read;
+pub mod rule;
 #[cfg(feature = "mlx")]
 pub mod sample;
 pub mod schema;

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use lathe::read::hostile;
+use lathe::classify::hostile;
 
 /// Numbers that look random and are the same every time (Marsaglia's xorshift64).
 struct Chance(u64);

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::dtype::Dtype;
-use crate::plan::Packed;
+use crate::op::Packed;
 
 /// A producer's layout of a quantized weight: what identifies it, what belongs to it, and what
 /// becomes of it.

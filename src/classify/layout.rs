@@ -11,13 +11,14 @@ use super::file::{
     ClaimsFile, Companion, Decode, Global, Integers, Keep, QuantizersFile, Size, SourceFile,
 };
 use super::paths::ConfigPath;
+use crate::built_in::{self, policy_files};
 use crate::document::{Document, Step};
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults};
 use crate::format::Formats;
+use crate::op::Packed;
 use crate::path;
-use crate::plan::{Packed, RuleRef};
-use crate::policy::library::{built_in_sources, policy_files};
+use crate::rule::RuleRef;
 
 /// Index into [`Layouts::suffixes`].
 pub type Suffix = u16;
@@ -96,7 +97,7 @@ impl Layouts {
         LAYOUTS.get_or_init(|| {
             let named =
                 |&(file, text): &(&str, &str)| (format!("built-in:{file}"), text.to_string());
-            let files: Vec<_> = built_in_sources().iter().map(named).collect();
+            let files: Vec<_> = built_in::SOURCES.iter().map(named).collect();
             Layouts::parse(&files).expect("tested: the built-in layouts")
         })
     }
@@ -122,7 +123,7 @@ impl Layouts {
         if own.is_empty() {
             return Ok(None);
         }
-        for &(file, text) in built_in_sources() {
+        for &(file, text) in built_in::SOURCES {
             let built_in = || (format!("built-in:{file}"), text.to_string());
             own.entry(file.to_string()).or_insert_with(built_in);
         }

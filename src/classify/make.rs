@@ -10,7 +10,7 @@ use super::{Input, Part, WeightKind};
 use crate::companion::{BIAS, GLOBAL_SCALE, SCALE};
 use crate::dtype::Dtype;
 use crate::format::{Format, Formats, Mode};
-use crate::plan::{AffinePart, GlobalScale, IntPacking, Op, Zero};
+use crate::op::{AffinePart, GlobalScale, IntPacking, Op, Zero};
 use crate::read::{Inventory, TensorInfo};
 
 /// What is at hand for making a weight.

@@ -11,7 +11,7 @@ use super::layout::{Layout, Layouts, Suffix};
 use super::paths::{ConfigPath, Roots, numbers};
 use crate::dtype::Dtype;
 use crate::fault::Code;
-use crate::plan::View;
+use crate::op::View;
 use crate::read::Inventory;
 
 /// A companion that was found: the tensor, and the run of it that is taken.

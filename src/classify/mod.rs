@@ -9,6 +9,7 @@ mod claims;
 mod dims;
 pub mod file;
 mod groups;
+pub mod hostile;
 pub mod layout;
 mod make;
 mod matching;
@@ -25,13 +26,13 @@ use indexmap::IndexMap;
 
 use crate::dtype::Dtype;
 use crate::fault::{Faults, Warning};
-use crate::plan::{Op, View};
+use crate::op::{Op, View};
 use crate::read::Inventory;
 
 pub use layout::Layouts;
 
 /// Where a decision comes from: a rule of a policy, or of a source layout.
-pub use crate::plan::RuleRef;
+pub use crate::rule::RuleRef;
 
 /// One logical weight: a float tensor, or a quantized one with its companions.
 #[derive(Clone, Debug)]

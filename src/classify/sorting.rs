@@ -15,7 +15,7 @@ use super::sides::{Sides, Stands};
 use super::{Classified, Input, Part, Weight, WeightKind};
 use crate::dtype::{Dtype, DtypeClass};
 use crate::fault::{Code, Fault, Faults, Warning};
-use crate::plan::Op;
+use crate::op::Op;
 use crate::read::{Inventory, TensorInfo, Values};
 
 /// What an unquantized tensor's layout is called.

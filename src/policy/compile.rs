@@ -21,7 +21,7 @@ use crate::decoder::description::Decoder;
 use crate::decoder::parts::Described;
 use crate::fault::{Fault, Faults};
 use crate::format::Format;
-use crate::plan::RuleRef;
+use crate::rule::RuleRef;
 use compiler::Compiler;
 
 /// A compiled policy.

@@ -15,7 +15,7 @@ use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults};
 use crate::format::Format;
 use crate::format::Formats;
-use crate::plan::RuleRef;
+use crate::rule::RuleRef;
 
 /// What a policy may know of a model.
 #[derive(Clone, Copy, Debug)]

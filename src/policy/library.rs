@@ -9,26 +9,10 @@ use indexmap::IndexMap;
 use super::compile::Policy;
 use super::file::{PolicyFile, Role};
 use super::parsers::Answers;
+use crate::built_in::{self, policy_files};
 use crate::document::Document;
 use crate::fault::{Code, Fault, Faults};
 use crate::path;
-
-mod built_in {
-    include!(concat!(env!("OUT_DIR"), "/policies.rs"));
-}
-
-/// The texts of the built-in source layouts: (name, YAML).
-pub fn built_in_sources() -> &'static [(&'static str, &'static str)] {
-    built_in::SOURCES
-}
-
-/// The texts of the built-in parsers of answers: (name, YAML).
-pub fn built_in_parsers() -> impl Iterator<Item = (&'static str, &'static str)> {
-    built_in::PARSERS.iter().map(|&(file, text)| {
-        let name = file.strip_prefix("parsers/").and_then(|name| name.strip_suffix(".yaml"));
-        (name.unwrap_or(file), text)
-    })
-}
 
 /// A policy file that has been read.
 #[derive(Debug)]
@@ -263,24 +247,6 @@ pub fn user_folder() -> Option<PathBuf> {
     use etcetera::BaseStrategy;
     let strategy = etcetera::choose_base_strategy().ok()?;
     Some(strategy.config_dir().join("lathe").join("policies"))
-}
-
-/// The policy files of a folder, sorted by name. Tests of policies (`*.test.yaml`) are not among
-/// them.
-pub fn policy_files(dir: &Path) -> Result<Vec<PathBuf>, Fault> {
-    let fault = |error: &std::io::Error| Fault::io("read the policy folder", dir, error);
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(dir).map_err(|error| fault(&error))? {
-        let path = entry.map_err(|error| fault(&error))?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let policy = name.ends_with(".yaml") || name.ends_with(".yml") || name.ends_with(".toml");
-        let other = ["formats.toml", "backends.toml", "parsers.toml"].contains(&name.as_str());
-        if policy && !other && !name.contains(".test.") {
-            files.push(path);
-        }
-    }
-    files.sort();
-    Ok(files)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::library::built_in_parsers;
+use crate::built_in;
 use crate::fault::{Code, Fault};
 
 /// The parser of models whose policy names none.
@@ -131,7 +131,7 @@ impl Answers {
         match Self::built_in()?.into_iter().find(|parser| parser.is_called(name)) {
             Some(parser) => Ok(parser),
             None => {
-                let known: Vec<&str> = built_in_parsers().map(|(known, _)| known).collect();
+                let known: Vec<&str> = built_in::parsers().map(|(known, _)| known).collect();
                 Err(Fault::new(Code::AnswerParser, format!("there is no parser {name:?}")).help(
                     format!(
                         "parsers are {}; a policy folder may add parsers/{name}.yaml",
@@ -179,7 +179,7 @@ impl Answers {
         let parse = |(known, text): (&str, &str)| {
             Self::parse(text).map_err(|fault| fault.in_file(format!("parsers/{known}.yaml")))
         };
-        built_in_parsers().map(parse).collect()
+        built_in::parsers().map(parse).collect()
     }
 }
 

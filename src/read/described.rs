@@ -9,9 +9,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Inventory, Shard, SideFile, TensorInfo, digest, header, lenient, sort};
+use super::{Inventory, Shard, SideFile, TensorInfo, digest, lenient, sort};
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults};
+use crate::header;
 
 /// Version of the form.
 const VERSION: u32 = 1;

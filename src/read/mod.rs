@@ -5,8 +5,6 @@
 //! at once, each naming its file and tensor.
 
 mod described;
-mod header;
-pub mod hostile;
 mod lenient;
 mod mistaken;
 mod shards;
@@ -27,8 +25,10 @@ use sha2::{Digest, Sha256};
 
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults, Warning};
+use crate::header::{Header, Tensor, shorten};
 
 pub use described::Described;
+pub use shards::INDEX;
 pub use side::chat_templates;
 pub use values::Values;
 
@@ -242,20 +242,21 @@ fn weights(
     warnings: &mut Vec<Warning>,
 ) -> (Vec<Shard>, Vec<TensorInfo>, BTreeSet<String>) {
     let headers: Vec<_> = (chosen.files.par_iter().enumerate())
-        .map(|(index, name)| header::read(&dir.join(name), name, index as u32))
+        .map(|(shard, name)| (shard as u32, header_of(&dir.join(name), name)))
         .collect();
-    let whole = headers.iter().all(Result::is_ok);
+    let whole = headers.iter().all(|(_, header)| header.is_ok());
     let mut shards = Vec::new();
     let mut tensors = Vec::new();
     let mut formats = BTreeSet::new();
-    for (name, header) in chosen.files.iter().zip(headers) {
-        let Some(header::Header { tensors: found, size, format }) = faults.absorb(header) else {
-            continue;
-        };
-        formats.extend(format);
+    for (name, (shard, header)) in chosen.files.iter().zip(headers) {
+        let Some(mut header) = faults.absorb(header) else { continue };
+        let format = header.metadata.swap_remove("format");
+        formats.extend(format.map(|format| shorten(&format)));
         let modified = std::fs::metadata(dir.join(name)).and_then(|found| found.modified()).ok();
-        shards.push(Shard { name: name.as_str().into(), size, modified });
-        tensors.extend(found);
+        shards.push(Shard { name: name.as_str().into(), size: header.size, modified });
+        let info =
+            |Tensor { name, dtype, shape, range }| TensorInfo { name, dtype, shape, shard, range };
+        tensors.extend(header.tensors.into_iter().map(info));
     }
     if !whole {
         return (Vec::new(), Vec::new(), formats);
@@ -269,6 +270,15 @@ fn weights(
         faults.push(fault.help("download them again"));
     }
     (shards, tensors, formats)
+}
+
+/// The header of a shard, or what the file is instead.
+fn header_of(path: &Path, name: &str) -> Result<Header, Faults> {
+    let read = Header::read(path, name).map_err(|error| Fault::io("read", path, &error))?;
+    read.map_err(|faults| match mistaken::content(path) {
+        Some((what, help)) => Fault::new(Code::BadHeader, what).in_file(name).help(help).into(),
+        None => faults,
+    })
 }
 
 /// Sorts by name, and reports names that stand in two shards.
@@ -306,7 +316,7 @@ fn compare(
                 seen += 1;
                 if told != file {
                     let message = format!("the index puts it in {told}, but it is in {file}");
-                    let fault = Fault::new(Code::BadIndex, message).in_file(shards::INDEX);
+                    let fault = Fault::new(Code::BadIndex, message).in_file(INDEX);
                     faults.push(fault.on_tensor(tensor.name.clone()).help("download both again"));
                 }
             }
@@ -319,7 +329,7 @@ fn compare(
         lost.sort();
         for (name, file) in lost {
             let message = format!("the index puts it in {file}, which does not have it");
-            let fault = Fault::new(Code::BadIndex, message).in_file(shards::INDEX);
+            let fault = Fault::new(Code::BadIndex, message).in_file(INDEX);
             faults.push(fault.on_tensor(name.clone()).help("download the file again"));
         }
     }

@@ -2,7 +2,10 @@
 //! claims.
 
 use std::path::Path;
+use std::sync::LazyLock;
 
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -10,21 +13,36 @@ use super::lenient;
 use crate::checkpoint::{self, ChatTemplate, GENERATION_CONFIG, SmallFiles, generation};
 use crate::fault::{Code, Fault, Faults, Warning};
 
-/// Where producers of quantized models put their claims beside config.json; the first wins.
-const CLAIMS: [&str; 4] = [
-    "hf_quant_config.json",
-    "quantize_config.json",
-    "quantization_config.json",
-    "quant_config.json",
-];
+/// What files are, by their names: `policies/known/files.yaml`.
+struct Known {
+    travel: GlobSet,
+    stay: GlobSet,
+    claims: Vec<String>,
+}
 
-/// Whether a file travels with the model: JSON (but for the shard index), and what the runtime
-/// needs that is not JSON.
+static KNOWN: LazyLock<Known> = LazyLock::new(|| {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct File {
+        travel: Vec<String>,
+        stay: Vec<String>,
+        claims: Vec<String>,
+    }
+    let text = include_str!("../../policies/known/files.yaml");
+    let File { travel, stay, claims } = serde_yaml::from_str(text).expect("tested: it reads");
+    let set = |globs: &[String]| {
+        let mut set = GlobSetBuilder::new();
+        for glob in globs {
+            set.add(GlobBuilder::new(glob).case_insensitive(true).build().expect("tested: globs"));
+        }
+        set.build().expect("tested: globs")
+    };
+    Known { travel: set(&travel), stay: set(&stay), claims }
+});
+
+/// Whether a file travels with the model.
 pub fn travels(name: &str) -> bool {
-    let json = name.ends_with(".json") && !name.ends_with(".safetensors.index.json");
-    let licence = name.to_ascii_uppercase().starts_with("LICENSE");
-    let other = ["chat_template.jinja", "tokenizer.model", "merges.txt"].contains(&name);
-    json || licence || other || name.ends_with(".tiktoken")
+    KNOWN.travel.is_match(name) && !KNOWN.stay.is_match(name)
 }
 
 /// What the side files say.
@@ -49,7 +67,7 @@ pub fn read(dir: &Path, warnings: &mut Vec<Warning>) -> Result<Side, Faults> {
     let recommended = faults.absorb(recommended.map_err(Faults::from)).flatten();
     let remarks = recommended.map(|config| generation(&config).remarks).unwrap_or_default();
     warnings.extend(remarks.into_iter().map(|remark| Warning::new(Code::BadConfig, remark)));
-    let quant_config = CLAIMS.iter().find_map(|name| {
+    let quant_config = KNOWN.claims.iter().find_map(|name| {
         let read = lenient::file::<Value>(dir, name, warnings).map(|claims| claims.map(Some));
         match read {
             Ok(claims) => claims.flatten(),

@@ -212,7 +212,7 @@ fn the_index_decides_and_is_held_against_the_shards() {
     let case = |map: Value| {
         let index = index_of(map);
         let dir = folder_of(&[
-            (shards::INDEX, &index),
+            (INDEX, &index),
             ("w1.safetensors", &x),
             ("w2.safetensors", &y),
             ("model-extra.safetensors", b"stray"),
@@ -235,10 +235,10 @@ fn the_index_decides_and_is_held_against_the_shards() {
     assert_eq!(codes(case(json!({"x": "pytorch_model.bin"}))), one(BadIndex, "x"));
     assert_eq!(codes(case(json!({"x": "w3.safetensors"}))), one(MissingShard, "x"));
     assert_eq!(codes(case(json!({}))), [(BadIndex, None)]);
-    let dir = folder_of(&[(shards::INDEX, b"{}"), ("w1.safetensors", &x)]);
+    let dir = folder_of(&[(INDEX, b"{}"), ("w1.safetensors", &x)]);
     assert_eq!(codes(folder(dir.path())), [(BadIndex, None)]);
     let twice = br#"{"weight_map": {"x": "w1.safetensors", "x": "w2.safetensors"}}"#;
-    let dir = folder_of(&[(shards::INDEX, twice), ("w1.safetensors", &x), ("w2.safetensors", &y)]);
+    let dir = folder_of(&[(INDEX, twice), ("w1.safetensors", &x), ("w2.safetensors", &y)]);
     assert_eq!(codes(folder(dir.path()))[0], (BadIndex, Some("x".into())));
 }
 

@@ -34,7 +34,7 @@ pub use origin::{Origin, TensorOrigin};
 pub use policy::policy_name;
 pub use stage::{Blob, Committed, Staged, Writer};
 pub use sweep::{Garbage, Removed};
-pub use tensors::{StoredTensor, Weight, bits_per_weight, told_format};
+pub use tensors::{Weight, bits_per_weight, told_format};
 pub use verify::{BadBlob, Damage, Verified};
 
 use serde::de::DeserializeOwned;

@@ -3,19 +3,17 @@
 //! A quantized tensor `<t>` lies beside its [companions](crate::companion); the blob's metadata
 //! names the format. This file puts those together again into [`Weight`]s.
 
-use std::fs::File;
-use std::io::Read;
-use std::ops::Range;
+use std::io;
 use std::path::Path;
 
 use indexmap::IndexMap;
-use serde_json::Value;
 
 use super::{CREATE_AGAIN, Config, Layer, Manifest, Store, media, store_fault};
 use crate::companion;
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults};
 use crate::format::{Format, Formats};
+use crate::header::{Header, Tensor};
 
 /// A weight of a model: one tensor, or a quantized one with its companions.
 #[derive(Clone, Debug)]
@@ -32,20 +30,7 @@ pub struct Weight {
     /// The blob it is in.
     pub layer: Layer,
     /// Its tensors, the weight itself first.
-    pub parts: Vec<StoredTensor>,
-}
-
-/// A tensor as it lies in a blob.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredTensor {
-    /// Its name in the blob.
-    pub name: String,
-    /// dtype of the bytes.
-    pub dtype: Dtype,
-    /// Shape of the bytes: packed, for a quantized weight.
-    pub shape: Vec<u64>,
-    /// Bytes in the blob's file, from its start.
-    pub range: Range<u64>,
+    pub parts: Vec<Tensor>,
 }
 
 impl Weight {
@@ -109,7 +94,9 @@ impl Store {
 
     fn blob_weights(&self, layer: &Layer) -> Result<Vec<Weight>, Wrong> {
         let path = self.blob_path(&layer.digest);
-        let (metadata, mut tensors) = read_header(&path, layer)?;
+        let Header { tensors, metadata, .. } = read_header(&path, layer)?;
+        let mut tensors: IndexMap<String, Tensor> =
+            tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
         let packed = |name: &str| {
             let tensor =
                 tensors.get(name).filter(|_| told(&metadata, name, "quant_type").is_some());
@@ -153,7 +140,7 @@ type Metadata = IndexMap<String, String>;
 fn weight(
     name: &str,
     layer: &Layer,
-    parts: Vec<StoredTensor>,
+    parts: Vec<Tensor>,
     metadata: &Metadata,
 ) -> Result<Weight, Wrong> {
     let (stored, layer) = (&parts[0], layer.clone());
@@ -204,52 +191,14 @@ fn unpacked(format: &Format, packed: &[u64]) -> Vec<u64> {
     shape
 }
 
-/// The header of a safetensors blob: its metadata and its tensors, in the header's order.
-fn read_header(
-    path: &Path,
-    layer: &Layer,
-) -> Result<(Metadata, IndexMap<String, StoredTensor>), Wrong> {
-    let io = |error: std::io::Error| match error.kind() {
-        std::io::ErrorKind::NotFound => Wrong::File(super::missing_blob(&layer.digest)),
-        std::io::ErrorKind::UnexpectedEof => Wrong::Content("it is too short".into()),
-        _ => Wrong::File(store_fault("read", path, &error)),
-    };
-    let mut file = File::open(path).map_err(io)?;
-    let mut length = [0; 8];
-    file.read_exact(&mut length).map_err(io)?;
-    let length = u64::from_le_bytes(length);
-    let data = length.checked_add(8).filter(|data| *data <= layer.size);
-    let data = data.ok_or_else(|| format!("its header claims {length} bytes"))?;
-    let mut header = Vec::new();
-    file.take(length).read_to_end(&mut header).map_err(io)?;
-    let header: IndexMap<String, Value> =
-        serde_json::from_slice(&header).map_err(|error| format!("its header: {error}"))?;
-    let mut metadata = Metadata::new();
-    let mut tensors = IndexMap::new();
-    for (name, value) in header {
-        if name == "__metadata__" {
-            metadata = serde_json::from_value(value).map_err(|error| format!("{name}: {error}"))?;
-            continue;
-        }
-        let tensor = tensor(&name, &value, data, layer.size)
-            .ok_or_else(|| format!("its header has a bad entry for {name}"))?;
-        tensors.insert(name, tensor);
-    }
-    Ok((metadata, tensors))
-}
-
-/// One entry of a header, or `None` when it does not fit the file.
-fn tensor(name: &str, entry: &Value, data: u64, file_size: u64) -> Option<StoredTensor> {
-    let dtype: Dtype = entry.get("dtype")?.as_str()?.parse().ok()?;
-    let shape: Vec<u64> = serde_json::from_value(entry.get("shape")?.clone()).ok()?;
-    let [start, end]: [u64; 2] = serde_json::from_value(entry.get("data_offsets")?.clone()).ok()?;
-    let range = data.checked_add(start)?..data.checked_add(end)?;
-    let elements = shape.iter().try_fold(1_u64, |all, &axis| all.checked_mul(axis))?;
-    let fits = end.checked_sub(start)? == elements.checked_mul(dtype.bytes())?;
-    (fits && range.end <= file_size).then(|| StoredTensor {
-        name: name.into(),
-        dtype,
-        shape,
-        range,
-    })
+/// The header of a tensor blob.
+fn read_header(path: &Path, layer: &Layer) -> Result<Header, Wrong> {
+    let read =
+        Header::read(path, &layer.digest.to_string()).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Wrong::File(super::missing_blob(&layer.digest)),
+            _ => Wrong::File(store_fault("read", path, &error)),
+        })?;
+    // One fault tells enough: the blob is written again as a whole.
+    let first = |faults: Faults| faults.0.into_iter().next().map(|fault| fault.message);
+    read.map_err(|faults| Wrong::Content(first(faults).unwrap_or_default()))
 }

@@ -6,9 +6,9 @@ use clap::{Args, ValueEnum};
 use miette::MietteDiagnostic;
 
 use super::PolicyDir;
+use crate::built_in::policy_files;
 use crate::cli::ui;
 use crate::fault::{Code, Fault, Faults};
-use crate::policy::library::policy_files;
 use crate::policy::lint::{self, Finding, Severity};
 
 /// Find what a policy probably does not mean: shadowed rules, dead names, unreachable steps

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::PolicyDir;
+use crate::built_in::policy_files;
 use crate::cli::args::OutputArg;
 use crate::cli::ui;
 use crate::fault::{Code, Fault, Faults};
-use crate::policy::library::policy_files;
 use crate::policy_test::{self, Report};
 
 /// Run the tests that stand beside policies (NAME.test.yaml)

@@ -6,19 +6,20 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
+use indexmap::IndexMap;
 use memmap2::Mmap;
-use serde::Deserialize;
 
 use super::Tensor;
 use crate::dtype::Dtype;
-use crate::fault::{Code, Fault};
+use crate::fault::{Code, Fault, Faults};
+use crate::header::{self, Header};
 
 /// A mapped safetensors file.
 pub struct File {
     path: PathBuf,
     map: Bytes,
     /// The header's `__metadata__`.
-    pub metadata: HashMap<String, String>,
+    pub metadata: IndexMap<String, String>,
     tensors: HashMap<String, Entry>,
 }
 
@@ -26,13 +27,6 @@ struct Entry {
     dtype: Dtype,
     shape: Vec<i32>,
     bytes: Range<usize>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum HeaderValue {
-    Tensor { dtype: Dtype, shape: Vec<i32>, data_offsets: (usize, usize) },
-    Metadata(HashMap<String, String>),
 }
 
 impl File {
@@ -44,37 +38,20 @@ impl File {
         // mapped would end the process, as with any reader that maps.
         let map = unsafe { Mmap::map(&file) };
         let map = Bytes::from_owner(map.map_err(|error| Fault::io("map", path, &error))?);
-        let bad = |message: &str| Fault::new(Code::BadHeader, message).in_file(path);
-        let length: [u8; 8] = map
-            .get(..8)
-            .and_then(|bytes| bytes.try_into().ok())
-            .ok_or_else(|| bad("the file is too short for a safetensors header"))?;
-        let data = usize::try_from(u64::from_le_bytes(length))
-            .ok()
-            .and_then(|length| length.checked_add(8))
-            .filter(|&end| end <= map.len())
-            .ok_or_else(|| bad("the header is longer than the file"))?;
-        let header: HashMap<String, HeaderValue> = serde_json::from_slice(&map[8..data])
-            .map_err(|error| bad(&format!("the header is invalid: {error}")))?;
-        let (mut metadata, mut tensors) = (HashMap::new(), HashMap::new());
-        for (name, value) in header {
-            match value {
-                HeaderValue::Metadata(values) => metadata = values,
-                HeaderValue::Tensor { dtype, shape, data_offsets: (from, to) } => {
-                    let bytes = data.saturating_add(from)..data.saturating_add(to);
-                    let elements: i64 = shape.iter().map(|&size| i64::from(size)).product();
-                    let wanted = elements.checked_mul(dtype.bytes() as i64);
-                    let found = i64::try_from(bytes.len()).ok();
-                    if bytes.end > map.len() || bytes.start > bytes.end || wanted != found {
-                        let message = "its bytes do not fit its shape and file";
-                        return Err(Fault::new(Code::BadTensor, message)
-                            .in_file(path)
-                            .on_tensor(name));
-                    }
-                    tensors.insert(name, Entry { dtype, shape, bytes });
-                }
-            }
-        }
+        let header = Header::of(&map, &path.display().to_string());
+        // One fault tells enough: the file is fetched or written again as a whole.
+        let first = |faults: Faults| faults.0.into_iter().next();
+        let header = header.map_err(|faults| {
+            first(faults).unwrap_or_else(|| Fault::new(Code::BadHeader, "its header").in_file(path))
+        })?;
+        let entry = |tensor: header::Tensor| {
+            // What is mapped fits into memory's numbers, and the header's checks bound each axis.
+            let shape = tensor.shape.iter().map(|&axis| axis as i32).collect();
+            let bytes = tensor.range.start as usize..tensor.range.end as usize;
+            (tensor.name, Entry { dtype: tensor.dtype, shape, bytes })
+        };
+        let tensors = header.tensors.into_iter().map(entry).collect();
+        let metadata = header.metadata;
         Ok(File { path: path.into(), map, metadata, tensors })
     }
 

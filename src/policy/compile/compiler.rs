@@ -13,7 +13,6 @@ use crate::document::Step;
 use crate::fault::{Code, Fault, Faults};
 use crate::format::Formats;
 use crate::path;
-use crate::plan::RuleRef;
 use crate::policy::expr::{BadExpr, Expr};
 use crate::policy::file::{
     AliasRule, Choice, DropRule, FitRule, LetValue, Rule, Scalar, Several, StackRule,
@@ -22,6 +21,7 @@ use crate::policy::fit::{CompiledFit, CompiledFitValue};
 use crate::policy::library::Entry;
 use crate::policy::pattern::{self, GlobId, Patterns, PatternsBuilder};
 use crate::policy::schedule::CompiledSchedule;
+use crate::rule::RuleRef;
 
 /// What has been compiled so far.
 pub(super) struct Compiler<'a> {

@@ -1,19 +1,22 @@
-//! The header of one safetensors file: bytes in, tensors or every fault out.
+//! The header of a safetensors file: bytes in, tensors or every fault out.
 //!
 //! Format: eight bytes (little-endian) with the header's length, the header (JSON, perhaps padded
-//! with spaces), the tensors' bytes without holes. See the safetensors README, "Format".
+//! with spaces), the tensors' bytes without holes. See the safetensors README, "Format". The one
+//! parser of folders and of the store's blobs; the crate `safetensors` stops at the first fault,
+//! and does not say which tensor has it.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::fmt;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
+use std::ops::Range;
 use std::path::Path;
 
+use indexmap::IndexMap;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::TensorInfo;
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults};
 
@@ -22,38 +25,148 @@ const LONGEST: u64 = 100_000_000;
 /// MLX counts an axis in 32 bits; the largest such number is what an overflow leaves behind.
 const LONGEST_AXIS: u64 = i32::MAX as u64;
 
-/// Reads the header of a shard. `name` is what the user calls the file; `shard` its index.
-///
-/// # Errors
-/// Every fault of the header: see the module `faults` of its tests for the list.
-pub fn read(path: &Path, name: &str, shard: u32) -> Result<Header, Faults> {
-    let io = |error| Faults::from(Fault::io("read", path, &error));
-    let mut file = File::open(path).map_err(io)?;
-    let size = file.metadata().map_err(io)?.len();
-    let mut length = [0; 8];
-    if size < 8 {
-        return Err(truncated(name, format!("{size} bytes long, shorter than any header")).into());
-    }
-    file.read_exact(&mut length).map_err(io)?;
-    let length = u64::from_le_bytes(length);
-    check_length(length, size, name).map_err(|fault| match super::mistaken::content(path) {
-        Some((what, help)) => bad(name, what).help(help),
-        None => fault,
-    })?;
-    let mut header = vec![0; length as usize];
-    file.read_exact(&mut header).map_err(io)?;
-    let (tensors, format) = parse(&header, size, name, shard)?;
-    Ok(Header { tensors, size, format })
+/// A tensor of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// Its name.
+    pub name: String,
+    /// dtype of its bytes.
+    pub dtype: Dtype,
+    /// Shape of its bytes; empty for a scalar.
+    pub shape: Vec<u64>,
+    /// Its bytes in the file, from the file's start (the header included).
+    pub range: Range<u64>,
 }
 
 /// What a file's header says.
+#[derive(Debug)]
 pub struct Header {
-    /// The file's tensors.
-    pub tensors: Vec<TensorInfo>,
+    /// The file's tensors, in the header's order.
+    pub tensors: Vec<Tensor>,
+    /// Its `__metadata__`.
+    pub metadata: IndexMap<String, String>,
+    /// Bytes before the tensors'.
+    start: u64,
     /// Size of the file in bytes.
     pub size: u64,
-    /// Its metadata's `format`: whose arrays were written (`pt`, `mlx`).
-    pub format: Option<String>,
+}
+
+impl Header {
+    /// Reads the header of the file at `path`; `name` is what faults call the file.
+    ///
+    /// # Errors
+    /// Outside, when the file cannot be read; inside, every fault of the header: see the module
+    /// `faults` of the tests of `read` for the list.
+    pub fn read(path: &Path, name: &str) -> io::Result<Result<Header, Faults>> {
+        let mut file = File::open(path)?;
+        let size = file.metadata()?.len();
+        let mut length = [0; 8];
+        if size < 8 {
+            return Ok(Err(too_short(name, size).into()));
+        }
+        file.read_exact(&mut length)?;
+        let length = u64::from_le_bytes(length);
+        if let Err(fault) = check_length(length, size, name) {
+            return Ok(Err(fault.into()));
+        }
+        let mut text = vec![0; length as usize];
+        file.read_exact(&mut text)?;
+        Ok(Header::parse(&text, size, name))
+    }
+
+    /// The header of a whole file in memory, or mapped.
+    ///
+    /// # Errors
+    /// Every fault of the header.
+    pub fn of(file: &[u8], name: &str) -> Result<Header, Faults> {
+        let size = file.len() as u64;
+        let Some((length, rest)) = file.split_first_chunk::<8>() else {
+            return Err(too_short(name, size).into());
+        };
+        let length = u64::from_le_bytes(*length);
+        check_length(length, size, name)?;
+        Header::parse(&rest[..length as usize], size, name)
+    }
+
+    /// Checks a header's JSON against the size of its file.
+    fn parse(text: &[u8], size: u64, name: &str) -> Result<Header, Faults> {
+        let start = 8 + text.len() as u64;
+        let raw = match parse_json(text) {
+            Ok(raw) => raw,
+            Err(message) => return Err(bad(name, message).help("download the file again").into()),
+        };
+        let mut faults = Faults::default();
+        let mut tensors = Vec::with_capacity(raw.tensors.len());
+        let mut seen = HashSet::with_capacity(raw.tensors.len());
+        for (tensor, entry) in raw.tensors {
+            if !seen.insert(tensor.clone()) {
+                let fault = Fault::new(Code::DuplicateTensor, "the header names the tensor twice");
+                faults.push(fault.in_file(name).on_tensor(tensor));
+                continue;
+            }
+            match entry.check(start) {
+                Ok(checked) => tensors.push(Tensor { name: tensor.into(), ..checked }),
+                Err((code, message)) => {
+                    let fault = Fault::new(code, message).in_file(name).on_tensor(tensor);
+                    faults.push(match code {
+                        Code::UnknownDtype => fault.help(
+                            "lathe reads the integers and floats of whole bytes that safetensors \
+                             has: take the model in BF16",
+                        ),
+                        _ => fault,
+                    });
+                }
+            }
+        }
+        let header = Header { tensors, metadata: raw.metadata, start, size };
+        // Ranges can be compared only when all of them are known.
+        if faults.0.is_empty() {
+            header.check_cover(name, &mut faults);
+        }
+        faults.or(header)
+    }
+
+    /// Every byte after the header belongs to exactly one tensor.
+    fn check_cover(&self, name: &str, faults: &mut Faults) {
+        let Header { tensors, start, size, .. } = self;
+        let (start, size) = (*start, *size);
+        let mut order: Vec<&Tensor> = tensors.iter().collect();
+        order.sort_by_key(|tensor| (tensor.range.start, tensor.range.end));
+        let mut at = start;
+        let mut before: Option<&Tensor> = None;
+        let fault = |code, tensor: &Tensor, message: String| {
+            Fault::new(code, message).in_file(name).on_tensor(tensor.name.clone())
+        };
+        for tensor in order {
+            let range = &tensor.range;
+            if range.start < at {
+                let other = before.map_or("the header", |tensor| &tensor.name);
+                faults.push(fault(Code::BadTensor, tensor, format!("its bytes overlap {other}'s")));
+            } else if range.start > at {
+                let hole = range.start - at;
+                let message = format!("{hole} bytes before its own belong to no tensor");
+                faults.push(fault(Code::BadTensor, tensor, message));
+            }
+            if range.end > size {
+                // The rest would all say the same.
+                let last = tensors.iter().map(|tensor| tensor.range.end).max().unwrap_or(at);
+                let message = format!(
+                    "its header declares {last} bytes, but the file has {size}: {} are missing, from \
+                 tensor {} on",
+                    last - size,
+                    tensor.name
+                );
+                faults.push(truncated(name, message).on_tensor(tensor.name.clone()));
+                return;
+            }
+            at = at.max(range.end);
+            before = Some(tensor);
+        }
+        if at < size {
+            let message = format!("{} bytes at its end belong to no tensor", size - at);
+            faults.push(bad(name, message).help("download the file again"));
+        }
+    }
 }
 
 fn check_length(length: u64, size: u64, name: &str) -> Result<(), Fault> {
@@ -71,94 +184,12 @@ fn check_length(length: u64, size: u64, name: &str) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Checks a header's JSON against the size of its file.
-///
-/// # Errors
-/// Every fault of every tensor.
-fn parse(
-    header: &[u8],
-    size: u64,
-    name: &str,
-    shard: u32,
-) -> Result<(Vec<TensorInfo>, Option<String>), Faults> {
-    let start = 8 + header.len() as u64;
-    let raw = match parse_json(header) {
-        Ok(raw) => raw,
-        Err(message) => return Err(bad(name, message).help("download the file again").into()),
-    };
-    let mut faults = Faults::default();
-    let format = raw.format.map(|format| shorten(&format));
-    let mut tensors = Vec::with_capacity(raw.tensors.len());
-    let mut seen = HashMap::with_capacity(raw.tensors.len());
-    for (tensor, entry) in raw.tensors {
-        if seen.insert(tensor.clone(), ()).is_some() {
-            let message = "the header names the tensor twice";
-            faults.push(Fault::new(Code::DuplicateTensor, message).in_file(name).on_tensor(tensor));
-            continue;
-        }
-        match entry.check(start) {
-            Ok(checked) => tensors.push(TensorInfo { name: tensor.into(), shard, ..checked }),
-            Err((code, message)) => {
-                let fault = Fault::new(code, message).in_file(name).on_tensor(tensor);
-                faults.push(match code {
-                    Code::UnknownDtype => fault.help(
-                        "lathe reads the integers and floats of whole bytes that safetensors has: \
-                         take the model in BF16",
-                    ),
-                    _ => fault,
-                });
-            }
-        }
-    }
-    // Ranges can be compared only when all of them are known.
-    if faults.0.is_empty() {
-        check_cover(&tensors, start, size, name, &mut faults);
-    }
-    faults.or((tensors, format))
-}
-
-/// Every byte after the header belongs to exactly one tensor.
-fn check_cover(tensors: &[TensorInfo], start: u64, size: u64, name: &str, faults: &mut Faults) {
-    let mut order: Vec<&TensorInfo> = tensors.iter().collect();
-    order.sort_by_key(|tensor| (tensor.range.start, tensor.range.end));
-    let mut at = start;
-    let mut before: Option<&TensorInfo> = None;
-    let fault = |code, tensor: &TensorInfo, message: String| {
-        Fault::new(code, message).in_file(name).on_tensor(tensor.name.clone())
-    };
-    for tensor in order {
-        let range = &tensor.range;
-        if range.start < at {
-            let other = before.map_or("the header", |tensor| &tensor.name);
-            faults.push(fault(Code::BadTensor, tensor, format!("its bytes overlap {other}'s")));
-        } else if range.start > at {
-            let hole = range.start - at;
-            let message = format!("{hole} bytes before its own belong to no tensor");
-            faults.push(fault(Code::BadTensor, tensor, message));
-        }
-        if range.end > size {
-            // The rest would all say the same.
-            let last = tensors.iter().map(|tensor| tensor.range.end).max().unwrap_or(at);
-            let message = format!(
-                "its header declares {last} bytes, but the file has {size}: {} are missing, from \
-                 tensor {} on",
-                last - size,
-                tensor.name
-            );
-            faults.push(truncated(name, message).on_tensor(tensor.name.clone()));
-            return;
-        }
-        at = at.max(range.end);
-        before = Some(tensor);
-    }
-    if at < size {
-        let message = format!("{} bytes at its end belong to no tensor", size - at);
-        faults.push(bad(name, message).help("download the file again"));
-    }
-}
-
 fn bad(name: &str, message: impl Into<String>) -> Fault {
     Fault::new(Code::BadHeader, message).in_file(name)
+}
+
+fn too_short(name: &str, size: u64) -> Fault {
+    truncated(name, format!("{size} bytes long, shorter than any header"))
 }
 
 fn truncated(name: &str, message: impl Into<String>) -> Fault {
@@ -168,7 +199,7 @@ fn truncated(name: &str, message: impl Into<String>) -> Fault {
 /// A header as it stands, before its numbers are checked.
 struct RawHeader<'a> {
     tensors: Vec<(Cow<'a, str>, RawTensor<'a>)>,
-    format: Option<Cow<'a, str>>,
+    metadata: IndexMap<String, String>,
 }
 
 #[derive(Deserialize)]
@@ -194,8 +225,8 @@ pub fn shape(axes: impl Iterator<Item = Result<u64, String>>) -> Result<Vec<u64>
 }
 
 impl RawTensor<'_> {
-    /// The tensor (name and shard left open), its range counted from the start of the file.
-    fn check(&self, start: u64) -> Result<TensorInfo, (Code, String)> {
+    /// The tensor (its name left open), its range counted from the start of the file.
+    fn check(&self, start: u64) -> Result<Tensor, (Code, String)> {
         let bad = |message: String| (Code::BadTensor, message);
         let dtype: Dtype = self.dtype.parse().map_err(|()| {
             (Code::UnknownDtype, format!("dtype {:?} is unknown", shorten(&self.dtype)))
@@ -221,7 +252,7 @@ impl RawTensor<'_> {
             )));
         }
         let end = start.checked_add(to).ok_or_else(|| bad("data_offsets overflow".into()))?;
-        Ok(TensorInfo { name: String::new(), dtype, shape, shard: 0, range: end - bytes..end })
+        Ok(Tensor { name: String::new(), dtype, shape, range: end - bytes..end })
     }
 }
 
@@ -264,17 +295,15 @@ impl<'de> Deserialize<'de> for RawHeader<'de> {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let (mut tensors, mut format) = (Vec::new(), None);
+                let (mut tensors, mut metadata) = (Vec::new(), IndexMap::new());
                 while let Some(Name(name)) = map.next_key()? {
                     if name == "__metadata__" {
-                        let metadata = map.next_value::<Option<HashMap<Name, Name>>>()?;
-                        let told = metadata.and_then(|mut all| all.remove(&Name("format".into())));
-                        format = told.map(|Name(format)| format);
+                        metadata = map.next_value::<Option<_>>()?.unwrap_or_default();
                     } else {
                         tensors.push((name, map.next_value()?));
                     }
                 }
-                Ok(RawHeader { tensors, format })
+                Ok(RawHeader { tensors, metadata })
             }
         }
 
@@ -283,7 +312,7 @@ impl<'de> Deserialize<'de> for RawHeader<'de> {
 }
 
 /// A string, borrowed where it has no escapes.
-#[derive(Deserialize, PartialEq, Eq, Hash)]
+#[derive(Deserialize)]
 struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
 impl<'de> Deserialize<'de> for Dims {

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use super::{CONFIG, folder as read_folder, shards};
+use super::classify;
+use crate::read::{CONFIG, INDEX, folder as read_folder};
 
 /// What parts the input: config, index (perhaps empty: then there is none), shard.
 pub const SEPARATOR: &[u8] = b"\0-\0";
@@ -13,15 +14,15 @@ pub fn folder(dir: &Path, bytes: &[u8]) {
     let mut parts = split(bytes);
     let [config, index, shard] = [(); 3].map(|()| parts.next().unwrap_or_default());
     let write = |name: &str, bytes: &[u8]| std::fs::write(dir.join(name), bytes).is_ok();
-    let _ = std::fs::remove_file(dir.join(shards::INDEX));
+    let _ = std::fs::remove_file(dir.join(INDEX));
     let written = write(CONFIG, config)
-        && (index.is_empty() || write(shards::INDEX, index))
+        && (index.is_empty() || write(INDEX, index))
         && write("model.safetensors", shard);
     if !written {
         return;
     }
     let said = match read_folder(dir) {
-        Ok(inventory) => match crate::classify::classify(&inventory) {
+        Ok(inventory) => match classify(&inventory) {
             Ok(classified) => format!("{:?}", classified.warnings),
             Err(faults) => format!("{faults}"),
         },
