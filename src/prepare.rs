@@ -7,7 +7,6 @@ use std::path::Path;
 use crate::checkpoint::architecture;
 use crate::classify::{self, Classified, Layouts};
 use crate::decoder::Decoder;
-use crate::decoder::values::Scope;
 use crate::fault::{Code, Fault, Faults, Warning};
 use crate::plan::Stock;
 use crate::policy::{Library, Policy, Role, fit};
@@ -144,7 +143,7 @@ fn other_head(inventory: &Inventory, decoder: &Decoder) -> Result<Option<Warning
     };
     let (Some(embedding), Some(head)) = (find(&embedding), find(&head)) else { return Ok(None) };
     // What the condition cannot be told of, running it tells.
-    let tied = Scope::new(decoder, &inventory.config).holds(tied).unwrap_or(false);
+    let tied = decoder.scope(&inventory.config).holds(tied).unwrap_or(false);
     if !tied || Values::new(inventory).same(embedding, head)? != Some(false) {
         return Ok(None);
     }

@@ -4,7 +4,6 @@ use cel::Value;
 use serde_json::Value as Json;
 
 use super::Decoder;
-use super::values::Scope;
 use crate::expr::Reason;
 
 /// The value of `exact_context`; `None` where the description has none, or the config makes it
@@ -14,7 +13,7 @@ use crate::expr::Reason;
 /// When its expression has no whole number.
 pub fn exact_context(decoder: &Decoder, config: &Json) -> Result<Option<usize>, Reason> {
     let Some(expr) = &decoder.exact_context else { return Ok(None) };
-    let mut scope = Scope::new(decoder, config);
+    let mut scope = decoder.scope(config);
     for (name, expr) in &decoder.values {
         let value = scope.value(expr)?.unwrap_or(Value::Null);
         scope.set(name, value);

@@ -7,6 +7,7 @@
 //! What a config says has to have one meaning. Where a reader could take it in two ways, or takes
 //! what `transformers` fails on, reading fails with both ([`Unclear`]).
 
+pub mod description;
 mod given;
 
 use std::borrow::Cow;

@@ -9,11 +9,27 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use cel::{Context, Value};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
-use super::description::Expr;
-use super::{Decoder, Filled};
+use super::Filled;
 use crate::expr::{self, Reason, from_config, kind};
+
+/// A value: a literal, or a text worked out from the config.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Expr {
+    /// true or false.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// A number.
+    Float(f64),
+    /// A CEL expression over the config's keys and the `let` values. `a ?? b` is the first that
+    /// is there and not null.
+    Text(String),
+}
 
 /// What expressions see. A scope is made for the model, and one for each layer from it.
 #[derive(Clone)]
@@ -26,20 +42,15 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// The keys of the object of `config` that describes the decoder, and `config` itself, both
-    /// with the defaults of their classes.
-    pub fn new(decoder: &Decoder, config: &Json) -> Scope {
-        Scope::of(&Filled::new(config, decoder.config.list(), &decoder.defaults))
-    }
-
-    /// The same of a config whose class has no defaults.
+    /// What expressions see of a config whose class has no defaults.
     #[cfg(test)]
     pub(super) fn of_object(config: &Json, inner: &[&str]) -> Scope {
         let inner: Vec<String> = inner.iter().map(|name| (*name).into()).collect();
         Scope::of(&Filled::new(config, &inner, &super::Defaults::new()))
     }
 
-    fn of(filled: &Filled) -> Scope {
+    /// What expressions see of a config with the defaults of its classes.
+    pub(super) fn of(filled: &Filled) -> Scope {
         let mut names = expr::entries(filled.object());
         names.insert("config".into(), from_config(&filled.config));
         let path = filled.inner.as_ref().map_or(String::new(), |name| format!("{name}."));

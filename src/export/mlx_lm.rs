@@ -13,7 +13,6 @@ use super::content::{Content, Run, Step, Stored};
 use super::names::{Names, Target, Unread};
 use super::shards::{self, Piece};
 use crate::companion;
-use crate::decoder::values::Scope;
 use crate::decoder::{Decoder, Filled};
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults, Warning};
@@ -269,7 +268,7 @@ fn name_embedding(decoder: &Decoder, config: &Value, weights: &mut [Logical]) {
     let names: Vec<String> = weights.iter().map(|weight| weight.name.clone()).collect();
     let Some((_, embedding, head)) = decoder.head_alone(names.iter()) else { return };
     let tied = decoder.head.tied.as_ref();
-    if tied.is_some_and(|tied| Scope::new(decoder, config).holds(tied).unwrap_or(false))
+    if tied.is_some_and(|tied| decoder.scope(config).holds(tied).unwrap_or(false))
         && let Some(weight) = weights.iter_mut().find(|weight| weight.name == head)
     {
         weight.name = embedding;
@@ -280,7 +279,7 @@ fn name_embedding(decoder: &Decoder, config: &Value, weights: &mut [Logical]) {
 /// one, and mlx-lm would leave it out.
 fn has_own_head(decoder: &Decoder, config: &Value, weights: &[Logical]) -> bool {
     let has = |name: &str| weights.iter().any(|weight| weight.name == name);
-    let tied = |tied| Scope::new(decoder, config).holds(tied).unwrap_or(false);
+    let tied = |tied| decoder.scope(config).holds(tied).unwrap_or(false);
     decoder.head.tied.as_ref().is_some_and(tied) && decoder.own_head(has).is_some()
 }
 

@@ -2,7 +2,6 @@
 //! be another program's, which left the values as they were.
 
 use crate::decoder::converted::Told;
-use crate::decoder::values::Scope;
 use crate::fault::{Code, Fault};
 use crate::policy::Policy;
 use crate::read::Inventory;
@@ -20,7 +19,7 @@ pub(super) fn check(inventory: &Inventory, policy: &Policy) -> Result<(), Fault>
     }
     let marked = inventory.formats.contains(&converted.format)
         || inventory.config.get(&converted.key).is_some_and(|value| !value.is_null());
-    let scope = Scope::new(decoder, &inventory.config);
+    let scope = decoder.scope(&inventory.config);
     let tensors = inventory.tensors.iter();
     let tensors = tensors.map(|tensor| (tensor.name.as_str(), tensor.shape.clone()));
     // What is wrong otherwise keeps the model from running, and is told there.

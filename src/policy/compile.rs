@@ -3,6 +3,7 @@
 //! All faults of a policy are found at once and point at their place in the text.
 
 mod compiler;
+mod fit;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,10 +11,9 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use regex::Regex;
 
+use super::entry::Entry;
 use super::expr::Expr;
 use super::file::Role;
-use super::fit::CompiledFit;
-use super::library::Entry;
 use super::parsers::Answers;
 use super::pattern::{GlobId, Patterns};
 use super::schedule::CompiledSchedule;
@@ -22,7 +22,9 @@ use crate::decoder::parts::Described;
 use crate::fault::{Fault, Faults};
 use crate::format::Format;
 use crate::rule::RuleRef;
+
 use compiler::Compiler;
+pub use fit::{CompiledFit, CompiledFitValue};
 
 /// A compiled policy.
 #[derive(Debug)]

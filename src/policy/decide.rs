@@ -11,6 +11,7 @@ use super::expr::{Scope, TensorView};
 use super::file::Role;
 use super::parsers;
 use super::pattern::GlobId;
+use super::schedule::picker;
 use crate::dtype::Dtype;
 use crate::fault::{Code, Fault, Faults};
 use crate::format::Format;
@@ -91,7 +92,7 @@ impl<'p> Decider<'p> {
                 ("role".to_string(), role_name(model.role).into()),
                 ("requested".to_string(), requested_value(requested)),
             ],
-            &policy.schedules,
+            picker(&policy.schedules),
         );
         let mut values: HashMap<&str, Value> = HashMap::new();
         for (name, value) in &policy.values {

@@ -10,9 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cel::{Context, Value};
-use indexmap::IndexMap;
 
-use super::schedule::CompiledSchedule;
 use crate::dtype::Dtype;
 use crate::expr;
 pub use crate::expr::BadExpr;
@@ -150,19 +148,17 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// A scope with lathe's functions and the model's `config`, `template`, `role` and so on.
+    /// A scope with lathe's functions (of which `schedule` says whether the schedule of that name
+    /// picks layer `layer` of `n`) and the model's `config`, `template`, `role` and so on.
     pub fn new(
         variables: impl IntoIterator<Item = (String, serde_json::Value)>,
-        schedules: &IndexMap<String, Arc<CompiledSchedule>>,
+        schedule: impl Fn(&str, i64, i64) -> bool + Send + Sync + 'static,
     ) -> Scope {
         let mut context = expr::context();
         for (name, value) in variables {
             context.add_variable_from_value(name, expr::from_config(&value));
         }
-        let schedules = schedules.clone();
-        let schedule = move |name: Arc<String>, layer: i64, n: i64| -> bool {
-            schedules.get(name.as_str()).is_some_and(|schedule| schedule.picks(layer, n))
-        };
+        let schedule = move |name: Arc<String>, layer: i64, n: i64| schedule(&name, layer, n);
         // The name is not CEL's own, so adding it cannot fail.
         let _ = context.add_function("schedule", schedule);
         Scope { context, memo: RefCell::default() }

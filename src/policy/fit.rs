@@ -6,37 +6,11 @@
 use globset::GlobMatcher;
 use serde_json::{Value, json};
 
-use super::compile::Policy;
+use super::compile::{CompiledFitValue, Policy};
 use super::decide::lookup;
-use super::expr::{Expr, Scope, TensorView};
-use super::file::FitValue;
+use super::expr::{Scope, TensorView};
+use super::schedule::picker;
 use crate::fault::{Code, Fault, Faults};
-
-/// A fit rule, ready to be tried.
-#[derive(Debug)]
-pub struct CompiledFit {
-    /// Id, unique in the policy.
-    pub id: String,
-    /// Where the draft's value is.
-    pub draft: CompiledFitValue,
-    /// Where the target's value is.
-    pub target: CompiledFitValue,
-    /// What must hold of `draft` and `target`.
-    pub holds: Expr,
-    /// The rule is not asked of drafts that have such a tensor.
-    pub unless: Option<GlobMatcher>,
-    /// Why, for whoever is refused.
-    pub because: String,
-}
-
-/// Where a value is.
-#[derive(Debug)]
-pub enum CompiledFitValue {
-    /// At the first of these paths of the config that is neither missing nor null.
-    Paths(Vec<String>),
-    /// The length of an axis of the first tensor that matches.
-    Axis(GlobMatcher, usize),
-}
 
 /// What is known of a draft.
 #[derive(Clone, Copy)]
@@ -67,7 +41,7 @@ pub fn check(policy: &Policy, draft: Draft, target: &Value) -> Result<(), Faults
         let values = [("draft", &ours), ("target", &theirs)];
         let scope = Scope::new(
             values.map(|(name, found)| (name.to_string(), found.value.clone())),
-            &policy.schedules,
+            picker(&policy.schedules),
         );
         let fault = match rule.holds.holds(&scope, &TensorView::NONE) {
             Ok(true) => continue,
@@ -124,21 +98,6 @@ impl CompiledFitValue {
                 })
             }
         }
-    }
-
-    /// The value's place, compiled.
-    ///
-    /// # Errors
-    /// The glob does not compile.
-    pub fn compile(value: &FitValue) -> Result<CompiledFitValue, String> {
-        Ok(match value {
-            FitValue::One(path) => CompiledFitValue::Paths(vec![path.clone()]),
-            FitValue::Many(paths) => CompiledFitValue::Paths(paths.clone()),
-            FitValue::Axis { tensor, axis } => {
-                let glob = super::pattern::compile(tensor)?;
-                CompiledFitValue::Axis(glob.compile_matcher(), *axis)
-            }
-        })
     }
 }
 

@@ -7,37 +7,12 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use indexmap::IndexMap;
 
 use super::compile::Policy;
-use super::file::{PolicyFile, Role};
+pub use super::entry::Entry;
+use super::file::Role;
 use super::parsers::Answers;
 use crate::built_in::{self, policy_files};
-use crate::document::Document;
 use crate::fault::{Code, Fault, Faults};
 use crate::path;
-
-/// A policy file that has been read.
-#[derive(Debug)]
-pub struct Entry {
-    /// The text and its tree.
-    pub document: Document,
-    /// What it says.
-    pub file: PolicyFile,
-    /// Whether it is compiled into the binary.
-    pub built_in: bool,
-}
-
-impl Entry {
-    fn read(name: &str, body: String, built_in: bool) -> Result<Entry, Fault> {
-        Entry::of(Document::parse(name, body)?, built_in)
-    }
-
-    pub(super) fn of(document: Document, built_in: bool) -> Result<Entry, Fault> {
-        let file: PolicyFile = document.decode()?;
-        if file.name.is_empty() {
-            return Err(document.fault(Code::PolicyName, path!["name"], "a policy needs a name"));
-        }
-        Ok(Entry { document, file, built_in })
-    }
-}
 
 /// A policy that is compiled in. Reading all of them would be most of the work of planning a small
 /// model, so each is read when it is asked for.

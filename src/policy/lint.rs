@@ -19,6 +19,7 @@ use super::expr::{Expr, Scope, TensorView};
 use super::file::{Choice, FitValue, LetValue, PolicyFile, Rule};
 use super::library::{Entry, Library};
 use super::parsers::Answers;
+use super::schedule::picker;
 use crate::document::Step;
 use crate::dtype::Dtype;
 use crate::fault::{Faults, Place};
@@ -273,7 +274,7 @@ impl Linter<'_> {
                     serde_json::json!({"name": "", "thinking": false, "tools": false}),
                 ),
             ],
-            &self.policy.schedules,
+            picker(&self.policy.schedules),
         );
         for name in self.policy.values.keys() {
             scope.set(name, &1.into());

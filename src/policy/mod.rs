@@ -5,6 +5,7 @@
 
 pub mod compile;
 pub mod decide;
+pub mod entry;
 pub mod expr;
 pub mod file;
 pub mod fit;

@@ -1,5 +1,9 @@
 //! Schedules: which layers of n a rule is for, as data.
 
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+
 use super::expr::{BadExpr, Expr, Scope, TensorView};
 use super::file::Schedule;
 
@@ -11,6 +15,15 @@ pub struct CompiledSchedule {
     every: Option<u64>,
     phase: u64,
     until: Option<Expr>,
+}
+
+/// What a scope is told of schedules: whether the one of a name picks a layer. One that is not there
+/// picks none.
+pub fn picker(
+    schedules: &IndexMap<String, Arc<CompiledSchedule>>,
+) -> impl Fn(&str, i64, i64) -> bool + use<> {
+    let schedules = schedules.clone();
+    move |name, layer, n| schedules.get(name).is_some_and(|schedule| schedule.picks(layer, n))
 }
 
 impl CompiledSchedule {
@@ -61,7 +74,7 @@ impl CompiledSchedule {
         }
         let Some(every) = self.every else { return false };
         if let Some(until) = &self.until {
-            let mut scope = Scope::new([], &Default::default());
+            let mut scope = Scope::new([], |_, _, _| false);
             scope.set("n", &n.into());
             match until.value(&scope, &TensorView::NONE) {
                 Ok(Some(cel::Value::Int(until))) if (layer as i64) < until => {}

@@ -33,9 +33,21 @@ use crate::read::Inventory;
 
 #[cfg(feature = "mlx")]
 pub use on_mlx::OnMlx;
-pub use quantizer::{Native, Quantizer, best as best_quantizer};
+pub use quantizer::{Native, Quantizer};
 pub use source::Sources;
 pub use space::{space, space_beyond};
+
+/// The quantizer for this machine: MLX where it computes on a GPU, else our kernels.
+///
+/// # Errors
+/// What MLX says when it cannot tell its device.
+pub fn best_quantizer() -> Result<Box<dyn Quantizer>, Fault> {
+    #[cfg(feature = "mlx")]
+    if crate::mlx::device::device()? != crate::mlx::Device::Cpu {
+        return Ok(Box::new(OnMlx::default()));
+    }
+    Ok(Box::new(Native))
+}
 
 /// How to execute a plan.
 pub struct Options<'a> {

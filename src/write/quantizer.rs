@@ -45,18 +45,6 @@ impl Quantizer for Native {
     }
 }
 
-/// The quantizer for this machine: MLX where it computes on a GPU, else our kernels.
-///
-/// # Errors
-/// What MLX says when it cannot tell its device.
-pub fn best() -> Result<Box<dyn Quantizer>, Fault> {
-    #[cfg(feature = "mlx")]
-    if crate::mlx::device::device()? != crate::mlx::Device::Cpu {
-        return Ok(Box::new(super::on_mlx::OnMlx::default()));
-    }
-    Ok(Box::new(Native))
-}
-
 /// Weight, scales and biases that a quantizer makes.
 #[cfg(any(test, feature = "mlx"))]
 pub(super) fn made(

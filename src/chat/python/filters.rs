@@ -9,6 +9,7 @@ use minijinja::value::{
 use minijinja::{Environment, Error, ErrorKind, State};
 use regex::Regex;
 
+use super::lists::iterated;
 use super::{Call, Result, gather, order, percent, refuse, repr, str, strings};
 
 /// Filters and globals that minijinja has and jinja2 has not.
@@ -130,14 +131,6 @@ pub(in crate::chat) fn add_to(environment: &mut Environment<'static>) {
         let separator = separator.unwrap_or_else(|| ", ".into());
         JinjaValue::from_object(Joiner { separator, used: Mutex::new(false) })
     });
-}
-
-/// The items of a value; none has none to give, and what is undefined is empty.
-pub(super) fn iterated(value: &JinjaValue) -> Result<Vec<JinjaValue>> {
-    if value.is_none() {
-        return Err(refuse("none is not iterable"));
-    }
-    Ok(value.try_iter()?.collect())
 }
 
 fn join(value: &JinjaValue, call: &Call) -> Result<JinjaValue> {

@@ -26,3 +26,11 @@ fn index(list: &JinjaValue, args: &[JinjaValue]) -> Result<JinjaValue> {
         items.get(start..stop).and_then(|items| items.iter().position(|item| item == wanted));
     found.map(|at| (start + at).into()).ok_or_else(|| refuse("the value is not in the list"))
 }
+
+/// The items of a value; none has none to give, and what is undefined is empty.
+pub(super) fn iterated(value: &JinjaValue) -> Result<Vec<JinjaValue>> {
+    if value.is_none() {
+        return Err(refuse("none is not iterable"));
+    }
+    Ok(value.try_iter()?.collect())
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use minijinja::value::{Enumerator, Object, ObjectRepr, Tuple, Value as JinjaValue, ValueKind};
 
-use super::filters::iterated;
+use super::lists::iterated;
 use super::{Call, Result, refuse, str};
 
 /// The filter that stands for `<`, `>`, `<=` and `>=` in templates: its left side is the value.

@@ -14,15 +14,19 @@ mod mixers;
 use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
 
-use super::Defaults;
+use super::values::Scope;
+use super::{Defaults, Filled};
 
+pub use super::rope::description::Rope;
+pub use super::values::Expr;
 pub use feed_forward::{
     Clamp, Correction, ExpertLayout, ExpertTensor, Experts, GatedMlp, Mlp, Moe, Router, Scores,
     Shared,
 };
 pub use mixers::{
-    Attention, AttentionGate, GatedDelta, LatentAttention, LongScale, Mamba2, Rope, ShortConv,
+    Attention, AttentionGate, GatedDelta, LatentAttention, LongScale, Mamba2, ShortConv,
 };
 
 /// The network of an architecture.
@@ -103,19 +107,12 @@ impl Names {
     }
 }
 
-/// A value: a literal, or a text worked out from the config.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(untagged)]
-pub enum Expr {
-    /// true or false.
-    Bool(bool),
-    /// A whole number.
-    Int(i64),
-    /// A number.
-    Float(f64),
-    /// A CEL expression over the config's keys and the `let` values. `a ?? b` is the first that
-    /// is there and not null.
-    Text(String),
+impl Decoder {
+    /// What its expressions see: the keys of the object of `config` that describes the decoder, and
+    /// `config` itself, both with the defaults of their classes.
+    pub fn scope(&self, config: &Json) -> Scope {
+        Scope::of(&Filled::new(config, self.config.list(), &self.defaults))
+    }
 }
 
 /// A converter that changes values changes the layout of other tensors too, and these tell which

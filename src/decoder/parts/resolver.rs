@@ -43,7 +43,7 @@ impl<'a> Resolver<'a> {
         Resolver {
             document: described.document,
             table,
-            scope: Scope::new(described.decoder, config),
+            scope: described.decoder.scope(config),
             norms: described.decoder.norms.clone(),
             path: Vec::new(),
             at: vec!["decoder".into()],

@@ -3,9 +3,9 @@
 use indexmap::IndexMap;
 use serde_json::Value as Json;
 
+use super::description::Rope;
 use super::{KINDS, Kind, ORIGINAL, WITHOUT_TYPE, powers};
-use crate::decoder::description::{self, Expr};
-use crate::decoder::values::Scope;
+use crate::decoder::values::{Expr, Scope};
 
 /// Where a config gives the object when the description does not say: the first that is there.
 pub(in crate::decoder) const USUAL: [&str; 2] = ["rope_scaling", "rope_parameters"];
@@ -54,11 +54,7 @@ impl Given {
     ///
     /// # Errors
     /// When an expression has no value of the right type.
-    pub fn of(
-        scope: &Scope,
-        rope: &description::Rope,
-        head_dim: usize,
-    ) -> Result<Given, crate::expr::Reason> {
+    pub fn of(scope: &Scope, rope: &Rope, head_dim: usize) -> Result<Given, crate::expr::Reason> {
         let found = match &rope.parameters {
             None => scope.first_given(&USUAL),
             Some(expr) => scope.object(expr)?,

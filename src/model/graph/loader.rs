@@ -6,7 +6,6 @@
 use mlx_rs::{Array, Dtype};
 
 use super::Layer;
-use super::matrix::Matrix;
 use super::ops::Result as Computed;
 use crate::decoder::parts::{self, Parts};
 use crate::dtype::Dtype as Stored;
@@ -55,7 +54,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    fn read(&mut self, name: &str) -> Option<Weight> {
+    pub(super) fn read(&mut self, name: &str) -> Option<Weight> {
         match self.source.tensor(name) {
             Ok(Some(weight)) => Some(weight),
             Ok(None) => self.fault("this tensor was there and is gone", name),
@@ -105,12 +104,6 @@ impl<'a> Loader<'a> {
             Some(name) => self.vector_as(name, Dtype::Float32).map(Some),
             None => Some(None),
         }
-    }
-
-    /// A matrix, quantized or not.
-    pub fn matrix(&mut self, matrix: &parts::Matrix) -> Option<Matrix> {
-        let (weight, dtype) = (self.read(&matrix.name)?, self.dtype);
-        self.made(|| Matrix::new(&weight, matrix.transposed, dtype))
     }
 
     /// A place in every sequence's cache.

@@ -10,6 +10,14 @@ use crate::dtype::Dtype as Stored;
 use crate::mlx::Quantized;
 use crate::model::source::Weight;
 
+impl Loader<'_> {
+    /// A matrix, quantized or not.
+    pub fn matrix(&mut self, matrix: &parts::Matrix) -> Option<Matrix> {
+        let (weight, dtype) = (self.read(&matrix.name)?, self.dtype);
+        self.made(|| Matrix::new(&weight, matrix.transposed, dtype))
+    }
+}
+
 /// A matrix `[out, in]`, or stacked ones `[experts, out, in]`.
 #[derive(Clone, Debug)]
 pub struct Matrix {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use indexmap::{IndexMap, IndexSet};
 use regex::Regex;
 
+use super::fit::{CompiledFit, CompiledFitValue};
 use super::{
     CompiledAlias, CompiledDrop, CompiledRule, CompiledStack, CompiledValue, Policy, Rung, Section,
 };
@@ -13,12 +14,11 @@ use crate::document::Step;
 use crate::fault::{Code, Fault, Faults};
 use crate::format::Formats;
 use crate::path;
+use crate::policy::entry::Entry;
 use crate::policy::expr::{BadExpr, Expr};
 use crate::policy::file::{
     AliasRule, Choice, DropRule, FitRule, LetValue, Rule, Scalar, Several, StackRule,
 };
-use crate::policy::fit::{CompiledFit, CompiledFitValue};
-use crate::policy::library::Entry;
 use crate::policy::pattern::{self, GlobId, Patterns, PatternsBuilder};
 use crate::policy::schedule::CompiledSchedule;
 use crate::rule::RuleRef;
