@@ -194,7 +194,7 @@ impl Fields {
             return Some(Part { at: row * size, size, outputs: 1, row: 0 });
         }
         let of_word = match self.field.len() as u64 {
-            0 if self.word() % u64::from(self.bits) != 0 => return None,
+            0 if !self.word().is_multiple_of(u64::from(self.bits)) => return None,
             0 => self.word() / u64::from(self.bits),
             fields => fields,
         };
