@@ -34,7 +34,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help setup model build demo test reference picture lint deny check-macos bench install bindings clean
+.PHONY: help setup model build demo test reference picture lint deny check-macos check-cuda bench install bindings clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -121,6 +121,14 @@ deny: .venv/.lint ## check licences, sources, versions and known faults of what 
 check-macos: .venv/.cross .mlx/check/metal/.done ## compile and link lathe for a Mac with Apple silicon
 	@rustup target add aarch64-apple-darwin
 	$(VENV) scripts/check/macos.py
+
+.mlx/check/cuda/.done: mlx-sys/wheels/cuda13.txt .venv/.pip
+	@rm -rf $(@D)
+	@$(RETRY) $(VENV) -m pip install --quiet --target $(@D) -r $<
+	@touch $@
+
+check-cuda: .mlx/check/cuda/.done ## build lathe for NVIDIA's GPUs, and start it where there is none
+	$(VENV) scripts/check/cuda.py
 
 bench: build setup model ## measure against mlx_lm (medians of five)
 	$(VENV) scripts/bench --lathe $(LATHE) --model $(MODEL)

@@ -178,9 +178,13 @@ fn mlx() -> Option<Found> {
 fn computes() -> Option<Computes> {
     use crate::model::{Backend, Compute};
 
-    let device = crate::mlx::info().ok()?.device;
+    let mlx = crate::mlx::info().ok()?;
     let backend = Compute::of(Backend::Auto).name();
-    Some(Computes { backend, because: format!("MLX's default device is the {device:?}") })
+    let because = match (mlx.lacks_gpu, mlx.device) {
+        (true, _) => "MLX was built for a GPU, and there is none".into(),
+        (false, device) => format!("MLX's default device is the {device:?}"),
+    };
+    Some(Computes { backend, because })
 }
 
 #[cfg(not(feature = "mlx"))]

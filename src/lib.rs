@@ -27,8 +27,6 @@ pub mod fault;
 pub mod format;
 pub mod header;
 #[cfg(feature = "mlx")]
-pub mod huge_pages;
-#[cfg(feature = "mlx")]
 pub mod mlx;
 #[cfg(feature = "mlx")]
 pub mod model;
@@ -47,6 +45,7 @@ pub mod schema;
 #[cfg(feature = "mlx")]
 pub mod server;
 pub mod store;
+pub mod system;
 pub mod table;
 #[cfg(feature = "mlx")]
 pub mod tokenizer;

@@ -182,7 +182,7 @@ fn interrupted() -> bool {
 }
 
 pub fn run(args: &Run) -> Result<(), ui::Failure> {
-    crate::huge_pages::ask_for_all();
+    crate::system::ask_for_huge_pages_everywhere();
     let json = args.output.json();
     match ui::failing(json, start(args))? {
         Ended::Whole => Ok(()),

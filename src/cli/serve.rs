@@ -61,7 +61,7 @@ pub struct Serve {
 }
 
 pub fn run(args: &Serve) -> Result<(), ui::Failure> {
-    crate::huge_pages::ask_for_all();
+    crate::system::ask_for_huge_pages_everywhere();
     let config = Config {
         listen: args.listen,
         store: args.store.open()?,

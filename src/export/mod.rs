@@ -13,6 +13,7 @@ use std::path::Path;
 
 use crate::fault::{Code, Fault, Faults, Warning};
 use crate::store::{Manifest, Store};
+use crate::system;
 
 /// What [`export`] wrote.
 #[derive(Clone, Debug, Default, serde::Serialize)]
@@ -59,16 +60,7 @@ pub fn export(
         let _ = fs::remove_dir_all(&staged);
         Fault::io("create", dir, &error)
     })?;
-    open_to_others(&absolute);
+    // Temporary folders are private; this one is not temporary any more.
+    system::open_to_others(&absolute);
     Ok(exported)
 }
-
-/// Temporary folders are private; this one is not temporary any more.
-#[cfg(unix)]
-fn open_to_others(dir: &Path) {
-    use std::os::unix::fs::PermissionsExt;
-    let _ = fs::set_permissions(dir, fs::Permissions::from_mode(0o755));
-}
-
-#[cfg(not(unix))]
-fn open_to_others(_dir: &Path) {}

@@ -46,6 +46,8 @@ pub struct Info {
     pub library: PathBuf,
     /// The default device.
     pub device: Device,
+    /// Whether this MLX was built for a GPU and found none.
+    pub lacks_gpu: bool,
     /// What multiplies matrices on the CPU. Asking loads it.
     pub blas: Blas,
 }
@@ -55,10 +57,10 @@ pub struct Info {
 /// # Errors
 /// What MLX says when it cannot tell its device.
 pub fn info() -> Result<Info> {
-    raw::init();
+    let lacks_gpu = raw::init();
     // SAFETY: no arguments; gives null or a string that lives as long as the library.
     let library = path(unsafe { mlx_sys::lathe_mlx_library() }).unwrap_or_default();
-    Ok(Info { version: version()?, library, device: device()?, blas: blas() })
+    Ok(Info { version: version()?, library, device: device()?, lacks_gpu, blas: blas() })
 }
 
 fn version() -> Result<String> {

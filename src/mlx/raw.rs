@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::Once;
+use std::sync::OnceLock;
 
 use mlx_rs::{Array, Stream};
 
@@ -26,16 +26,33 @@ extern "C" fn on_error(message: *const c_char, data: *mut c_void) {
     unsafe { default_mlx_error_handler(message, data) };
 }
 
-/// Puts our error handler in place. Without one, MLX prints an error and ends the process.
-pub(super) fn init() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
+/// Puts our error handler in place: without one, MLX prints an error and ends the process. Makes the
+/// CPU MLX's default device where it was built for a GPU and there is none; it does not look itself.
+/// Gives whether that is so.
+pub(super) fn init() -> bool {
+    static LACKS_GPU: OnceLock<bool> = OnceLock::new();
+    *LACKS_GPU.get_or_init(|| {
         // mlx-rs installs its handler at its first fallible call, and only then: have that behind
         // us, or it would replace ours later.
         let _ = mlx_rs::Device::cpu().get_index();
         // SAFETY: the handler is a function, and needs no data.
         unsafe { mlx_sys::mlx_set_error_handler(Some(on_error), std::ptr::null_mut(), None) };
-    });
+        let lacks = lacks_gpu();
+        if lacks {
+            mlx_rs::Device::set_default(&mlx_rs::Device::cpu());
+        }
+        lacks
+    })
+}
+
+/// Whether MLX would compute on a GPU that this machine has not.
+fn lacks_gpu() -> bool {
+    let wants = mlx_rs::Device::try_default().and_then(|device| device.get_type());
+    let mut count = 0;
+    // SAFETY: it writes one number.
+    let status =
+        unsafe { mlx_sys::mlx_device_count(&mut count, mlx_sys::mlx_device_type__MLX_GPU) };
+    matches!(wants, Ok(mlx_rs::DeviceType::Gpu)) && (status != 0 || count == 0)
 }
 
 /// Turns a status code into a result, with the message that MLX gave for it.

@@ -15,7 +15,7 @@ pub mod source;
 
 use std::collections::BTreeMap;
 
-use mlx_rs::{Device, DeviceType, Dtype};
+use mlx_rs::Dtype;
 use serde_json::Value as Json;
 
 pub use pass::{Logits, Output, Pass, Place, Rows, Sees, Span, Tap};
@@ -25,6 +25,7 @@ use crate::cache;
 use crate::decoder::parts::{self, Content, Described, Parts, Table};
 use crate::decoder::rope::Rotation;
 use crate::fault::{Code, Fault, Faults};
+use crate::mlx::device::{Device, device};
 
 /// What computes a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,7 +66,7 @@ impl Compute {
     /// What a backend is on this machine: f32 on a CPU, whose operations are faster in it and lose
     /// nothing to short accumulators; bf16 on a GPU.
     pub fn of(backend: Backend) -> Compute {
-        let on_cpu = matches!(Device::default().get_type(), Ok(DeviceType::Cpu));
+        let on_cpu = matches!(device(), Ok(Device::Cpu));
         match (backend, on_cpu) {
             (Backend::Cpu, _) | (Backend::Auto, true) => Compute::Cpu,
             (_, true) => Compute::Graph { dtype: Dtype::Float32 },

@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use super::{Inventory, TensorInfo};
 use crate::dtype::Dtype;
 use crate::fault::Fault;
+use crate::system;
 
 /// The longest tensor that planning reads.
 const LONGEST: u64 = 1 << 20;
@@ -128,27 +129,9 @@ impl<'a> Values<'a> {
                 }
             };
             let mut bytes = vec![0; (run.end - run.start) as usize];
-            read_at(file, &mut bytes, tensor.range.start + run.start)?;
+            system::read_exact_at(file, &mut bytes, tensor.range.start + run.start)?;
             Ok(bytes)
         };
         read().map_err(|error| Fault::io("read", &path, &error).on_tensor(tensor.name.clone()))
     }
-}
-
-#[cfg(unix)]
-fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> std::io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
-}
-
-#[cfg(windows)]
-fn read_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> std::io::Result<()> {
-    while !bytes.is_empty() {
-        let read = std::os::windows::fs::FileExt::seek_read(file, bytes, offset)?;
-        if read == 0 {
-            return Err(std::io::ErrorKind::UnexpectedEof.into());
-        }
-        bytes = &mut bytes[read..];
-        offset += read as u64;
-    }
-    Ok(())
 }

@@ -2,18 +2,19 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::{Digest, Store, folder, last};
 use crate::fault::{Code, Fault};
 use crate::plan::render::bytes as shown;
+use crate::system;
 
 impl Store {
     /// Bytes free for this user on the disk of the store; `None` where the system does not tell.
     pub fn free_space(&self) -> Option<u64> {
         // The store itself may not exist yet; the nearest parent that does is on the same disk.
         let absolute = std::path::absolute(self.blobs_dir()).ok()?;
-        absolute.ancestors().find(|dir| dir.exists()).and_then(free_space)
+        absolute.ancestors().find(|dir| dir.exists()).and_then(system::free_space)
     }
 
     /// A fault when the disk has less than `bytes` free.
@@ -46,15 +47,4 @@ impl Store {
         }
         Ok(found)
     }
-}
-
-#[cfg(unix)]
-fn free_space(dir: &Path) -> Option<u64> {
-    let stat = rustix::fs::statvfs(dir).ok()?;
-    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
-}
-
-#[cfg(not(unix))]
-fn free_space(_dir: &Path) -> Option<u64> {
-    None
 }

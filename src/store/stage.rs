@@ -18,6 +18,7 @@ use tempfile::{NamedTempFile, TempPath};
 use super::lock::Lock;
 use super::{Digest, Layer, Manifest, Name, Store, store_fault};
 use crate::fault::{Code, Fault};
+use crate::system;
 use crate::write;
 
 /// How staged files are called.
@@ -227,14 +228,15 @@ impl Writer {
             return Ok(());
         }
         let dir = self.store.blobs_dir();
-        sync_all(&dir, staged.values()).map_err(|error| store_fault("sync", &dir, &error))?;
+        let files = staged.values().map(|blob| &*blob.file);
+        system::sync_files(&dir, files).map_err(|error| store_fault("sync", &dir, &error))?;
         for (digest, StagedBlob { file, size }) in staged {
             let path = self.store.blob_path(&digest);
             file.persist(&path).map_err(|error| store_fault("write", &path, &error.error))?;
             self.kept_blobs.fetch_add(1, Ordering::Relaxed);
             self.kept_bytes.fetch_add(size, Ordering::Relaxed);
         }
-        sync_dir(&dir).map_err(|error| store_fault("sync", &dir, &error))
+        system::sync_dir(&dir).map_err(|error| store_fault("sync", &dir, &error))
     }
 
     fn staged(&self) -> std::sync::MutexGuard<'_, HashMap<Digest, StagedBlob>> {
@@ -260,7 +262,7 @@ impl Staged<'_> {
         if self.writer.holds(&digest, size, self.file.as_file()) {
             return Ok(Blob { digest, size, new: false });
         }
-        start_writing_back(self.file.as_file());
+        system::start_writing_back(self.file.as_file());
         let file = self.file.into_temp_path();
         self.writer.staged().entry(digest).or_insert(StagedBlob { file, size });
         self.writer.checkpoint()?;
@@ -341,9 +343,7 @@ fn has_size(path: &Path, size: u64) -> bool {
 fn temporary(dir: &Path) -> io::Result<NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(STAGED);
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    builder.tempfile_in(dir)
+    system::readable_by_others(&mut builder).tempfile_in(dir)
 }
 
 fn publish_manifest(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -353,44 +353,7 @@ fn publish_manifest(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)?;
     file.as_file().sync_all()?;
     file.persist(path)?;
-    sync_dir(&dir)
-}
-
-/// Lets the disk begin with a finished blob while others are being made, so that the sync at the
-/// end finds most of the work done. Only advice: nothing depends on it.
-#[cfg(target_os = "linux")]
-fn start_writing_back(file: &File) {
-    // The kernel's answer to "not needed any more" is to start writing what is dirty; those pages
-    // stay in memory until they are on the disk.
-    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
-}
-
-#[cfg(not(target_os = "linux"))]
-fn start_writing_back(_file: &File) {}
-
-/// Brings all staged blobs to the disk: one sync of the file system, where the system can do that.
-#[cfg(target_os = "linux")]
-fn sync_all<'a>(dir: &Path, _staged: impl Iterator<Item = &'a StagedBlob>) -> io::Result<()> {
-    rustix::fs::syncfs(File::open(dir)?).map_err(Into::into)
-}
-
-#[cfg(not(target_os = "linux"))]
-fn sync_all<'a>(_dir: &Path, staged: impl Iterator<Item = &'a StagedBlob>) -> io::Result<()> {
-    for blob in staged {
-        File::options().write(true).open(&blob.file)?.sync_all()?;
-    }
-    Ok(())
-}
-
-/// Brings the names in a folder to the disk.
-#[cfg(unix)]
-fn sync_dir(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
-}
-
-#[cfg(not(unix))]
-fn sync_dir(_dir: &Path) -> io::Result<()> {
-    Ok(()) // Windows has no such call, and its renames are journaled
+    system::sync_dir(&dir)
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use super::watch::NotFinite;
 use crate::fault::{Code, Fault, Faults};
 use crate::plan::SourceTensor;
 use crate::read::{self, Inventory, TensorInfo};
+use crate::system;
 
 /// The folders that a plan reads from.
 #[derive(Debug)]
@@ -143,7 +144,7 @@ impl Shard<'_> {
 impl Weights {
     /// Reads exactly `out.len()` bytes from position `at`.
     pub fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Fault> {
-        read_exact_at(&self.file, out, at).map_err(|error| match error.kind() {
+        system::read_exact_at(&self.file, out, at).map_err(|error| match error.kind() {
             std::io::ErrorKind::UnexpectedEof => {
                 let what =
                     format!("{} became shorter while it was being read", self.path.display());
@@ -159,26 +160,4 @@ impl Weights {
     pub fn path(&self) -> &Path {
         &self.path
     }
-}
-
-#[cfg(unix)]
-fn read_exact_at(file: &File, out: &mut [u8], at: u64) -> std::io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, out, at)
-}
-
-#[cfg(windows)]
-fn read_exact_at(file: &File, mut out: &mut [u8], mut at: u64) -> std::io::Result<()> {
-    use std::os::windows::fs::FileExt;
-    while !out.is_empty() {
-        match file.seek_read(out, at) {
-            Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-            Ok(read) => {
-                out = &mut out[read..];
-                at += read as u64;
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }

@@ -7,7 +7,7 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use crate::huge_pages;
+use crate::system;
 
 /// Bytes of memory that is asked for at once. Of the last one only what is used is ever there.
 const CHUNK: usize = 64 << 20;
@@ -26,7 +26,7 @@ pub struct Memory {
 impl Memory {
     /// As much as half of what is free now.
     pub fn new() -> Memory {
-        if !huge_pages::given() {
+        if !system::gives_huge_pages() {
             return Memory::default();
         }
         let left = usize::try_from(crate::write::free_memory() / 2).unwrap_or(usize::MAX);
@@ -42,7 +42,7 @@ impl Memory {
         let padding = self.chunk.spare_capacity_mut().as_ptr().align_offset(ALIGNMENT);
         if padding + bytes.len() > self.chunk.capacity() {
             self.chunk = BytesMut::with_capacity(CHUNK.max(bytes.len() + ALIGNMENT));
-            huge_pages::ask_for(self.chunk.spare_capacity_mut());
+            system::ask_for_huge_pages(self.chunk.spare_capacity_mut());
         }
         let padding = self.chunk.spare_capacity_mut().as_ptr().align_offset(ALIGNMENT);
         self.chunk.put_bytes(0, padding);
