@@ -9,6 +9,8 @@
 mod answer;
 mod python;
 mod source;
+#[cfg(feature = "mlx")]
+pub mod spelled;
 mod template;
 #[cfg(feature = "mlx")]
 mod tools;

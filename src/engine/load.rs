@@ -14,12 +14,14 @@ use crate::model::{Backend, Blobs, Compute, Known, Model, TensorSource, load as 
 use crate::plan::DRAFT_PREFIX;
 use crate::policy::{Policy, Role, stored};
 use crate::store::{Digest, Layer, Manifest, Name, Store, media};
-use crate::tokenizer::{Files, Tokenizer};
+use crate::tokenizer::{Controls, Files, Tokenizer};
 
 /// A model that answers.
 pub struct Engine {
     pub(super) model: Model,
     pub(super) tokenizer: Tokenizer,
+    /// Its tokens that steer the model when they are meant.
+    pub(super) controls: Controls,
     /// Where it cannot be used, why: plain prompts need none.
     pub(super) template: Option<Result<Template, Fault>>,
     /// For conversations with tools, where the model has a template of its own for them.
@@ -107,12 +109,22 @@ impl Engine {
         let dirs: Vec<&Path> = loading.policy_dir.into_iter().collect();
         let drafting = drafting(&manifest, &model);
         let parser = config.parser.as_deref().unwrap_or(crate::chat::DEFAULT);
+        let answers = Answers::or_ollamas(policy.answers(parser, &dirs), parser);
+        let tokenizer = Tokenizer::load(&files)?;
+        let spoken = [&template, &tool_template].into_iter().flatten().flatten();
+        let sources: Vec<&str> = spoken.map(Template::source).collect();
+        let marks = || answers.iter().flat_map(Answers::marks);
+        let controls = Controls::new(&tokenizer, |token| {
+            sources.iter().any(|source| source.contains(token))
+                || marks().any(|mark| mark.contains(token))
+        })?;
         Ok(Engine {
             model,
-            tokenizer: Tokenizer::load(&files)?,
+            tokenizer,
+            controls,
             template,
             tool_template,
-            answers: Answers::or_ollamas(policy.answers(parser, &dirs), parser),
+            answers,
             load_time: begin.elapsed(),
             drafting,
             defaults,

@@ -31,10 +31,10 @@ pub use prefixes::{Beginning, Prefixes};
 pub use scheduler::{Happened, Id, Scheduler};
 pub use sequence::{Limits, Reason, Sequence, Start, Statistics};
 
-use crate::chat::{Conversation, Piece, ToolCall, special_variables};
+use crate::chat::{Conversation, Piece, ToolCall, special_variables, spelled};
 use crate::fault::{Code, Fault};
 use crate::sample::{Choice, Sampler, StopStrings};
-use crate::tokenizer::Kept;
+use crate::tokenizer::{Kept, Rendered};
 
 /// What is to be answered.
 #[derive(Clone, Debug)]
@@ -144,11 +144,12 @@ impl Engine {
         self.load_time
     }
 
-    /// The text that the model reads for a prompt.
+    /// The text that the model reads for a prompt, and where control tokens stand in it that are
+    /// not meant.
     ///
     /// # Errors
     /// When the model has no chat template, or it refuses the conversation.
-    pub fn render(&self, prompt: &Prompt, options: &Options) -> Result<String, Fault> {
+    pub fn render(&self, prompt: &Prompt, options: &Options) -> Result<Rendered, Fault> {
         self.render_up_to(prompt, options, true)
     }
 
@@ -158,9 +159,9 @@ impl Engine {
         prompt: &Prompt,
         options: &Options,
         add_generation_prompt: bool,
-    ) -> Result<String, Fault> {
+    ) -> Result<Rendered, Fault> {
         let (messages, tools) = match prompt {
-            Prompt::Plain(text) => return Ok(text.clone()),
+            Prompt::Plain(text) => return Ok(text.clone().into()),
             Prompt::Chat { messages, tools } => (messages, tools),
         };
         let template = match &self.tool_template {
@@ -168,13 +169,31 @@ impl Engine {
             _ => self.template.as_ref().ok_or_else(no_template)?,
         };
         let template = template.as_ref().map_err(Clone::clone)?;
-        template.render(&Conversation {
-            messages: messages.clone(),
+        let mut messages = messages.clone();
+        let answers = self.answers.as_ref().map_err(Clone::clone)?;
+        let marked = spelled::mark(&mut messages, &self.controls, answers)?;
+        let rendered = template.render(&Conversation {
+            messages,
             tools: tools.clone(),
             thinking: options.thinking,
             add_generation_prompt,
             variables: special_variables(self.tokenizer.special_texts()),
+        })?;
+        Ok(match marked {
+            true => spelled::unmark(&rendered, &self.controls),
+            false => rendered.into(),
         })
+    }
+
+    /// The ids of what a prompt was rendered to.
+    ///
+    /// # Errors
+    /// When it cannot be tokenized.
+    pub fn encode(&self, prompt: &Prompt, rendered: &Rendered) -> Result<Vec<u32>, Fault> {
+        match prompt {
+            Prompt::Plain(text) => self.tokenizer.encode(text),
+            Prompt::Chat { .. } => self.controls.encode(&self.tokenizer, rendered),
+        }
     }
 
     /// How many tokens of a rendered conversation stand before what asks for the answer. Only
@@ -185,7 +204,7 @@ impl Engine {
             return ids.len();
         }
         let messages = self.render_up_to(&request.prompt, &request.options, false).ok();
-        let tail = messages.and_then(|messages| rendered.strip_prefix(messages.as_str()));
+        let tail = messages.and_then(|messages| rendered.strip_prefix(messages.text.as_str()));
         let tail = tail.and_then(|tail| self.tokenizer.encode_rendered(tail).ok());
         match tail {
             Some(tail) if ids.ends_with(&tail) => ids.len() - tail.len(),
@@ -241,22 +260,19 @@ impl Engine {
         let rendered = self.render(&request.prompt, options)?;
         let context = self.context(options);
         // What is far too long is not tokenized to find out.
-        let least = self.tokenizer.least_tokens(&rendered, context);
+        let least = self.tokenizer.least_tokens(&rendered.text, context);
         if least >= context {
             return Err(self.too_long(&format!("at least {least}"), context));
         }
-        let ids = match &request.prompt {
-            Prompt::Plain(text) => self.tokenizer.encode(text)?,
-            Prompt::Chat { .. } => self.tokenizer.encode_rendered(&rendered)?,
-        };
+        let ids = self.encode(&request.prompt, &rendered)?;
         if ids.is_empty() {
             return Err(Fault::new(Code::Usage, "there is nothing to answer: the prompt is empty"));
         }
         if ids.len() >= context {
             return Err(self.too_long(&ids.len().to_string(), context));
         }
-        let words = Words::new(self, request, &rendered)?;
-        let lasting = [self.lasting(request, &rendered, &ids)];
+        let words = Words::new(self, request, &rendered.text)?;
+        let lasting = [self.lasting(request, &rendered.text, &ids)];
         let start = Start { tokens: &ids, lasting: &lasting };
         let limits = Limits {
             max_tokens: options.max_tokens.unwrap_or(usize::MAX),

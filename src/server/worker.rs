@@ -397,10 +397,11 @@ fn begin<'e>(
             return Ok(Begun::Answer(Box::new(engine.begin(scheduler, &request)?)));
         }
         What::Count(prompt) => {
-            let rendered = engine.render(&opened(prompt), &options)?;
-            Said::Count(tokenizer.encode_rendered(&rendered)?.len())
+            let prompt = opened(prompt);
+            let rendered = engine.render(&prompt, &options)?;
+            Said::Count(engine.encode(&prompt, &rendered)?.len())
         }
-        What::Render(prompt) => Said::Text(engine.render(&opened(prompt), &options)?),
+        What::Render(prompt) => Said::Text(engine.render(&opened(prompt), &options)?.text),
         What::Encode(text) => Said::Ids(tokenizer.encode(&text)?),
         What::Decode(ids) => Said::Text(tokenizer.decode(&ids, Kept::All)),
     }))

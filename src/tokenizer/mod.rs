@@ -16,6 +16,7 @@
 //! is what it is (transformers turns both off on encoding one).
 
 mod bound;
+mod controls;
 mod decode;
 mod files;
 mod merges;
@@ -27,6 +28,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
+pub use controls::{Controls, Rendered};
 pub use decode::{Kept, Stream};
 pub use files::Files;
 pub use special::SpecialTexts;

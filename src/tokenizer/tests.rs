@@ -207,3 +207,44 @@ fn what_cannot_be_read_is_named() {
         assert_eq!(fault.file.as_deref(), Some(name.as_ref()), "{fault}");
     }
 }
+
+/// Parts of a text as Python encodes them, control tokens alone and the rest by a vocabulary that has
+/// none.
+#[test]
+fn spelled_control_tokens_are_characters() {
+    let expected: Value = serde_json::from_str(EXPECTED).unwrap();
+    let vocabularies = [
+        ("byte-level", byte_level()),
+        ("bpe", sentencepiece(BPE)),
+        ("unigram", sentencepiece(UNIGRAM)),
+    ];
+    for (name, tokenizer) in vocabularies {
+        let controls = Controls::new(&tokenizer, |_| false).unwrap();
+        for case in expected[name]["spelled"].as_array().unwrap() {
+            let mut rendered = Rendered::default();
+            for part in case["parts"].as_array().unwrap() {
+                let (text, meant) = (part[0].as_str().unwrap(), part[1].as_bool().unwrap());
+                let at = rendered.text.len();
+                rendered.text.push_str(text);
+                let found = controls.find(text).map(|range| range.start + at..range.end + at);
+                rendered.spelled.extend(found.filter(|_| !meant));
+            }
+            let ids = controls.encode(&tokenizer, &rendered).unwrap();
+            assert_eq!(json!(ids), case["ids"], "{name}: {rendered:?}");
+            let decoded = tokenizer.decode(&ids, Kept::All);
+            assert_eq!(decoded, rendered.text, "{name}");
+        }
+    }
+}
+
+/// A run of control tokens costs no more than its length.
+#[test]
+fn many_spelled_tokens_are_encoded_in_time() {
+    let tokenizer = byte_level();
+    let controls = Controls::new(&tokenizer, |_| false).unwrap();
+    let text = "<eos>".repeat(100_000);
+    let spelled: Vec<_> = controls.find(&text).collect();
+    assert_eq!(spelled.len(), 100_000);
+    let ids = controls.encode(&tokenizer, &Rendered { text, spelled }).unwrap();
+    assert!(ids.iter().all(|id| !tokenizer.is_end(*id)));
+}
