@@ -76,11 +76,11 @@ impl Controls {
     /// Where at the end of a text a control token begins that what follows may complete.
     pub fn begun(&self, text: &str) -> Option<usize> {
         let longest = self.texts.iter().map(String::len).max()?;
-        let from = text.ceil_char_boundary(text.len().saturating_sub(longest.saturating_sub(1)));
+        let from = text.len().saturating_sub(longest.saturating_sub(1));
         // White space that a template trims is no beginning.
-        let visible = text[from..].char_indices().filter(|(_, c)| !c.is_whitespace());
-        let mut starts = visible.map(|(at, _)| from + at);
-        starts.find(|&at| self.texts.iter().any(|token| token.starts_with(&text[at..])))
+        let end = text.char_indices().rev().take_while(|(at, _)| *at >= from);
+        let visible = end.filter(|(_, c)| !c.is_whitespace()).map(|(at, _)| at);
+        visible.filter(|&at| self.texts.iter().any(|token| token.starts_with(&text[at..]))).last()
     }
 
     /// The ids of a conversation.
