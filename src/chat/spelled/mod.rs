@@ -71,7 +71,9 @@ fn mark_value(value: &mut Value, controls: &Controls, meant: &dyn Fn(&str) -> bo
     match value {
         Value::String(text) => mark_text(text, controls, meant),
         Value::Array(values) => {
-            values.iter_mut().fold(false, |any, value| mark_value(value, controls, meant) || any)
+            // Each is marked, whatever came before.
+            let marked = values.iter_mut().map(|value| mark_value(value, controls, meant));
+            marked.filter(|marked| *marked).count() > 0
         }
         Value::Object(fields) => {
             let mut any = false;
