@@ -34,7 +34,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help setup model build demo test reference picture lint deny check-macos check-cuda bench install bindings clean
+.PHONY: help setup model build demo test reference picture lint deny check-macos check-cuda clients bench install bindings clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -83,6 +83,15 @@ test: setup model ## run all tests, those against other programs too
 reference: setup model ## compare with the real mlx and mlx_lm
 	cargo build
 	$(VENV) -m unittest discover --start-directory tests/reference --verbose
+
+.venv/clients/.done: scripts/clients.txt .venv/.pip
+	@[ -x $(@D)/bin/python ] || $(PYTHON) -m venv $(@D)
+	@$(RETRY) $(@D)/bin/python -m pip install --quiet -r $<
+	@touch $@
+
+clients: setup model .venv/clients/.done ## point published clients at lathe serve
+	cargo build
+	.venv/clients/bin/python -W ignore -m unittest discover --start-directory tests/clients --verbose
 
 picture: setup model ## look at the picture of a plan in headless Chromium (screenshots in target/picture)
 	@command -v chromium > /dev/null || command -v google-chrome > /dev/null || scripts/system.sh chromium

@@ -146,6 +146,17 @@ fn every_api_answers_as_the_command_line_does_streamed_or_not() {
     assert_eq!(text_of(&streamed, "/delta/text"), wanted);
     assert_eq!(streamed.last().unwrap()["type"], "message_stop");
 
+    let ask = |stream: bool| {
+        json!({"model": "m", "input": "t1 t2 t3", "max_output_tokens": 12, "temperature": 0,
+            "stream": stream})
+    };
+    let whole = served.post("/v1/responses", ask(false)).json();
+    assert_eq!(whole["output"][0]["content"][0]["text"], wanted, "{whole}");
+    assert_eq!(whole["incomplete_details"]["reason"], "max_output_tokens");
+    let streamed = served.post("/v1/responses", ask(true)).events();
+    assert_eq!(text_of(&streamed, "/delta"), wanted);
+    assert_eq!(streamed.last().unwrap()["type"], "response.incomplete");
+
     let prompt = json!({"model": "m", "prompt": "t1 t2 t3", "max_tokens": 12, "temperature": 0});
     let whole = served.post("/v1/completions", prompt).json();
     assert_eq!(whole["choices"][0]["text"], wanted, "{whole}");
@@ -214,6 +225,11 @@ fn what_is_not_honoured_or_makes_no_sense_is_refused_by_name() {
         ("/v1/chat/completions", "no_such_field", json!(1)),
         ("/api/chat", "format", json!("json")),
         ("/api/chat", "keep_alive", json!([1])),
+        ("/v1/responses", "previous_response_id", json!("resp_1")),
+        ("/v1/responses", "text.format", json!({"format": {"type": "json_object"}})),
+        ("/v1/responses", "truncation", json!("auto")),
+        ("/v1/responses", "input[0].type", json!([{"type": "item_reference", "id": "x"}])),
+        ("/v1/responses", "tools[0].type", json!([{"type": "mcp", "name": "x"}])),
         ("/v1/messages", "mcp_servers", json!([1])),
         ("/v1/messages", "thinking", json!({"type": "x"})),
     ] {
@@ -221,7 +237,10 @@ fn what_is_not_honoured_or_makes_no_sense_is_refused_by_name() {
         if path.starts_with("/api") {
             body.as_object_mut().unwrap().remove("max_tokens");
         }
-        body[field] = value;
+        if path == "/v1/responses" {
+            body = json!({"model": "m", "input": "t1"});
+        }
+        body[field.split(['.', '[']).next().unwrap()] = value;
         let reply = served.post(path, body);
         assert_eq!(reply.status, 400, "{path} {field}: {}", reply.body);
         assert!(reply.body.contains(field), "{path} {field}: {}", reply.body);

@@ -82,6 +82,11 @@ impl<'a> AnswerParser<'a> {
         self.take(false)
     }
 
+    /// Whether what comes next is thinking.
+    pub fn thinks(&self) -> bool {
+        matches!(self.state, State::Thinking)
+    }
+
     /// Ends the answer: what was held back is shown, an unclosed call is read as it stands.
     pub fn finish(&mut self) -> Vec<Piece> {
         self.take(true)

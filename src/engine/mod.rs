@@ -75,6 +75,8 @@ pub struct Answer {
     pub text: String,
     /// What the model thought before.
     pub thinking: String,
+    /// How many of the tokens that was, its marks counted.
+    pub thinking_tokens: usize,
     /// The tools that it called.
     pub calls: Vec<ToolCall>,
     /// The tokens of all of it, the ending one not counted.
@@ -346,6 +348,8 @@ struct Words<'a> {
     stopped: bool,
     /// Whether the request asks for log-probabilities.
     wants_tokens: bool,
+    /// Whether the answer ends with the first call.
+    one_call: bool,
     /// `None` for plain prompts, whose answers are shown as they are.
     parser: Option<crate::chat::AnswerParser<'a>>,
     answer: Answer,
@@ -365,10 +369,12 @@ impl<'a> Words<'a> {
             stops: StopStrings::new(request.options.stops.iter().cloned()),
             stopped: false,
             wants_tokens: request.options.sampling.logprobs.is_some(),
+            one_call: request.options.one_call,
             parser,
             answer: Answer {
                 text: String::new(),
                 thinking: String::new(),
+                thinking_tokens: 0,
                 calls: Vec::new(),
                 tokens: Vec::new(),
                 reason: Reason::Stop,
@@ -389,15 +395,30 @@ impl<'a> Words<'a> {
             None => self.stops.push(&self.stream.push(id)),
         };
         self.stopped = shown.stop;
-        let pieces = self.pieces(&shown.text);
+        let thought = self.parser.as_ref().is_some_and(crate::chat::AnswerParser::thinks);
+        let mut pieces = self.pieces(&shown.text);
+        let thinks = self.parser.as_ref().is_some_and(crate::chat::AnswerParser::thinks);
+        self.answer.thinking_tokens += usize::from(thought || thinks);
+        let last = self.cut_behind_a_call(&mut pieces);
         match self.show(pieces, on_event) {
             ControlFlow::Break(()) => ControlFlow::Break(Reason::Cancelled),
-            ControlFlow::Continue(()) if shown.stop => ControlFlow::Break(Reason::Stop),
+            ControlFlow::Continue(()) if last || shown.stop => ControlFlow::Break(Reason::Stop),
             ControlFlow::Continue(()) => ControlFlow::Continue(()),
         }
     }
 
+    /// Where only one call is wanted: leaves out what comes behind it, and says that it is there.
+    fn cut_behind_a_call(&self, pieces: &mut Vec<Piece>) -> bool {
+        let call = pieces.iter().position(|piece| matches!(piece, Piece::Call(_)));
+        let call = call.filter(|_| self.one_call);
+        pieces.truncate(call.map_or(pieces.len(), |call| call + 1));
+        call.is_some()
+    }
+
     fn finish(&mut self, on_event: &mut dyn FnMut(Event) -> ControlFlow<()>) -> ControlFlow<()> {
+        if self.one_call && !self.answer.calls.is_empty() {
+            return ControlFlow::Continue(());
+        }
         let mut rest = String::new();
         if !self.stopped {
             let shown = self.stops.push(&self.stream.finish());
@@ -408,6 +429,7 @@ impl<'a> Words<'a> {
         if let Some(parser) = &mut self.parser {
             pieces.extend(parser.finish());
         }
+        self.cut_behind_a_call(&mut pieces);
         self.show(pieces, on_event)
     }
 

@@ -22,6 +22,8 @@ pub struct Options {
     pub context: Option<usize>,
     /// Whether the model is to think, where it can be told.
     pub thinking: Option<bool>,
+    /// Whether the answer ends with the first tool that is called.
+    pub one_call: bool,
     /// What drafts tokens that the model only checks.
     pub draft: Draft,
     /// Options of the Modelfile that cannot be set as it says, and why.

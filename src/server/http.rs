@@ -19,7 +19,7 @@ use super::keep::{InUse, KeepAlive, Keeper};
 use super::metrics::Metrics;
 use super::problem::{Api, Problem};
 use super::worker::{Ask, Said, Set, What, unexpected};
-use super::{Config, anthropic, fields, ollama, openai};
+use super::{Config, anthropic, fields, ollama, openai, responses};
 use crate::engine::Prompt;
 
 /// Most time that a client has for a body.
@@ -168,6 +168,7 @@ pub fn routes(server: Arc<Server>) -> Router {
         .route("/v1/models/{*id}", get(openai::model))
         .route("/v1/chat/completions", post(openai::chat))
         .route("/v1/completions", post(openai::completions))
+        .route("/v1/responses", post(responses::responses))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/api/version", get(ollama::version))

@@ -14,6 +14,7 @@ mod metrics;
 mod ollama;
 mod openai;
 mod problem;
+mod responses;
 mod worker;
 
 use std::net::SocketAddr;

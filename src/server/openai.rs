@@ -23,7 +23,8 @@ use crate::chat::ToolCall;
 use crate::engine::{Prompt, Reason};
 use crate::store::{Entry, Name};
 
-const GRAMMAR: &str = "answers of a given form are not enforced yet";
+/// Why `response_format` and its kin are refused.
+pub(super) const GRAMMAR: &str = "answers of a given form are not enforced yet";
 const TEXT_ONLY: &str = "models read and write text only";
 
 const CHAT: Table = Table {
@@ -166,10 +167,18 @@ fn tools(body: &Map<String, Value>) -> Result<Vec<Value>, Problem> {
             return Err(Problem::field(&format!("tools[{at}]"), why));
         }
     }
+    Ok(if forbids_calls(body)? { Vec::new() } else { tools.to_vec() })
+}
+
+/// Whether `tool_choice` says that no tool may be called.
+///
+/// # Errors
+/// When it asks for what cannot be had.
+pub(super) fn forbids_calls(body: &Map<String, Value>) -> Result<bool, Problem> {
     match given(body, "tool_choice") {
-        None => Ok(tools.to_vec()),
-        Some(choice) if choice == "auto" => Ok(tools.to_vec()),
-        Some(choice) if choice == "none" => Ok(Vec::new()),
+        None => Ok(false),
+        Some(choice) if choice == "auto" => Ok(false),
+        Some(choice) if choice == "none" => Ok(true),
         Some(_) => {
             Err(Problem::refused("tool_choice", "only auto and none; a call cannot be forced"))
         }
@@ -209,7 +218,15 @@ fn common(body: &Map<String, Value>) -> Result<Common, Problem> {
 }
 
 /// The options of the answer `index`.
-fn setter(body: &Map<String, Value>, index: u64, logprobs: Option<usize>) -> Result<Set, Problem> {
+///
+/// # Errors
+/// When a field has a value that it cannot have.
+pub(super) fn setter(
+    body: &Map<String, Value>,
+    index: u64,
+    logprobs: Option<usize>,
+) -> Result<Set, Problem> {
+    let one_call = fields::flag(body, "parallel_tool_calls")? == Some(false);
     let most = ["max_completion_tokens", "max_tokens"];
     let most = most.map(|name| fields::whole(body, name, 0, u64::from(u32::MAX)));
     let [most, older] = most;
@@ -250,6 +267,7 @@ fn setter(body: &Map<String, Value>, index: u64, logprobs: Option<usize>) -> Res
         }
         options.sampling.logit_bias.extend(bias);
         options.thinking = thinking.or(options.thinking);
+        options.one_call = one_call;
         options.sampling.logprobs = logprobs;
         options.check()?;
         Ok(options)
@@ -278,12 +296,6 @@ async fn chat_of(server: &Server, body: &[u8]) -> Result<Response, Problem> {
     let body = fields::object(body)?;
     CHAT.check(&body)?;
     let common = common(&body)?;
-    if fields::flag(&body, "parallel_tool_calls")? == Some(false) {
-        let offered = tools(&body)?;
-        if !offered.is_empty() {
-            return Err(Problem::refused("parallel_tool_calls", "a model may call several tools"));
-        }
-    }
     let messages = messages(fields::list(&body, "messages")?)?;
     if messages.is_empty() {
         return Err(Problem::field("messages", "`messages` is empty"));
@@ -353,6 +365,7 @@ struct Usage {
     prompt: usize,
     reused: usize,
     answer: usize,
+    thinking: usize,
 }
 
 impl Usage {
@@ -366,6 +379,7 @@ impl Usage {
         self.prompt = done.statistics.prompt_tokens;
         self.reused = self.reused.max(done.statistics.reused_tokens);
         self.answer += done.statistics.answer_tokens;
+        self.thinking += done.thinking_tokens;
     }
 
     fn value(&self) -> Value {
@@ -373,6 +387,7 @@ impl Usage {
             "prompt_tokens": self.prompt, "completion_tokens": self.answer,
             "total_tokens": self.prompt + self.answer,
             "prompt_tokens_details": {"cached_tokens": self.reused},
+            "completion_tokens_details": {"reasoning_tokens": self.thinking},
         })
     }
 }

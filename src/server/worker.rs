@@ -100,6 +100,8 @@ pub struct Done {
     pub reason: Reason,
     /// What it took.
     pub statistics: engine::Statistics,
+    /// How many of the answer's tokens were thinking.
+    pub thinking_tokens: usize,
     /// How long loading the model took.
     pub load: Duration,
 }
@@ -357,6 +359,7 @@ impl<'e> Worker<'e> {
         let done = Done {
             reason: answer.reason,
             statistics: answer.statistics,
+            thinking_tokens: answer.thinking_tokens,
             load: self.engine.load_time(),
         };
         close(Event::Done(done), &events, source, heart);
