@@ -18,8 +18,8 @@ fn events(reason: Reason, more: Vec<Event>) -> (Vec<Value>, Value) {
     let mut all = vec![
         Event::Thinking("h".into()),
         Event::Thinking("m".into()),
-        text("Hel"),
-        text("lo"),
+        text("Good "),
+        text("day"),
         call("weather", json!({"place": "Rome"})),
         call("patch", json!({"input": "+a"})),
     ];
@@ -77,7 +77,7 @@ fn every_item_begins_and_ends_in_order_and_one_event_is_the_last() {
         let kinds: Vec<&str> = done.iter().filter_map(|item| item["type"].as_str()).collect();
         assert_eq!(kinds[..4], ["reasoning", "message", "function_call", "custom_tool_call"]);
         assert_eq!(done[0]["content"][0]["text"], "hm");
-        assert_eq!(done[1]["content"][0]["text"], "Hello");
+        assert_eq!(done[1]["content"][0]["text"], "Good day");
         assert_eq!(done[2]["arguments"], json!({"place": "Rome"}).to_string());
         assert_eq!(done[3]["input"], "+a");
     }
