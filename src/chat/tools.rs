@@ -2,7 +2,6 @@
 
 use serde_json::{Map, Value};
 
-use super::answer::ToolCall;
 pub use crate::policy::parsers::Form;
 use crate::policy::parsers::{argument_keys, name_key};
 
@@ -24,6 +23,15 @@ impl Form {
             Form::Json { .. } => Vec::new(),
         }
     }
+}
+
+/// A call of a tool.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ToolCall {
+    /// The tool's name.
+    pub name: String,
+    /// Its arguments, an object.
+    pub arguments: Value,
 }
 
 /// The calls that a text between marks holds; `None` when it is no call of this form.

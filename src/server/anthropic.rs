@@ -10,9 +10,9 @@ use serde_json::{Map, Value, json};
 
 use super::answer::{Shape, named, respond, stream};
 use super::fields::{self, Table, given};
-use super::http::{Server, unchanged};
 use super::keep::KeepAlive;
 use super::problem::{Api, Problem};
+use super::state::{Server, unchanged};
 use super::worker::{Done, Event, Said, Set, What, unexpected};
 use crate::engine::{Prompt, Reason};
 
@@ -149,6 +149,8 @@ fn setter(body: &Map<String, Value>) -> Result<Set, Problem> {
             return Err(Problem::field("thinking", why));
         }
     };
+    let choice = given(body, "tool_choice");
+    let one_call = choice.is_some_and(|choice| choice["disable_parallel_tool_use"] == true);
     let body = body.clone();
     Ok(Box::new(move |mut options| {
         fields::set(&mut options, &body, NUMBERS)?;
@@ -159,6 +161,7 @@ fn setter(body: &Map<String, Value>) -> Result<Set, Problem> {
         options.max_tokens = usize::try_from(most).ok();
         options.settle("num_predict");
         options.thinking = thinking.or(options.thinking);
+        options.one_call = one_call;
         options.check()?;
         Ok(options)
     }))

@@ -1,8 +1,7 @@
 //! The frame: routes, and what is asked of every request before one is looked at.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -12,81 +11,19 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, delete, get, post};
 use serde_json::{Map, Value, json};
-use sha2::{Digest as _, Sha256};
 
-use super::answer::{Asked, respond};
-use super::keep::{InUse, KeepAlive, Keeper};
-use super::metrics::Metrics;
+use super::answer::respond;
+use super::keep::KeepAlive;
 use super::problem::{Api, Problem};
-use super::worker::{Ask, Said, Set, What, unexpected};
-use super::{Config, anthropic, fields, ollama, openai, responses};
+use super::state::{Server, digest, unchanged};
+use super::worker::{Said, What, unexpected};
+use super::{anthropic, fields, ollama, openai, responses};
 use crate::engine::Prompt;
 
 /// Most time that a client has for a body.
 const BODY_TIME: Duration = Duration::from_secs(30);
 
-/// What all requests share.
-pub struct Server {
-    /// How it is set up.
-    pub config: Config,
-    /// Loaded models.
-    pub keeper: Keeper,
-    /// What has happened.
-    pub metrics: Arc<Metrics>,
-    keys: Vec<[u8; 32]>,
-    last: AtomicU64,
-    begin: u64,
-}
-
-/// Seconds since 1970.
-pub fn now() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
-}
-
-fn digest(text: &str) -> [u8; 32] {
-    Sha256::digest(text.as_bytes()).into()
-}
-
 impl Server {
-    /// A server with nothing loaded.
-    pub fn new(config: Config) -> Server {
-        let keys = config.keys.iter().map(|key| digest(key)).collect();
-        let keeper = Keeper::new(config.memory);
-        let (last, begin) = (AtomicU64::new(0), now());
-        Server { keeper, metrics: Arc::default(), keys, last, begin, config }
-    }
-
-    /// A name that no other thing of this server has.
-    pub fn id(&self, prefix: &str) -> String {
-        let number = self.last.fetch_add(1, Ordering::Relaxed);
-        let mixed = digest(&format!("{} {} {number}", self.begin, std::process::id()));
-        mixed[..12].iter().fold(prefix.to_owned(), |id, byte| format!("{id}{byte:02x}"))
-    }
-
-    /// A model, loaded.
-    ///
-    /// # Errors
-    /// As [`Keeper::get`].
-    pub async fn model(&self, name: &str, keep: KeepAlive) -> Result<InUse, Problem> {
-        self.keeper.get(&self.config, &self.metrics, name, keep).await
-    }
-
-    /// Asks a model.
-    ///
-    /// # Errors
-    /// As [`Keeper::get`] and [`InUse::ask`].
-    pub async fn ask(
-        &self,
-        name: &str,
-        keep: KeepAlive,
-        what: What,
-        set: Set,
-    ) -> Result<Asked, Problem> {
-        let model = self.model(name, keep).await?;
-        let events = model.ask(Ask { what, opening: true, set })?;
-        Ok(Asked { events, model })
-    }
-
     /// Whether a key is one of those that are known. Takes as long for a wrong one as for a right one.
     fn knows(&self, key: &str) -> bool {
         let key = digest(key);
@@ -248,11 +185,6 @@ async fn metrics(State(server): State<Arc<Server>>) -> Response {
     let active = all.iter().map(|model| model.waiting()).sum();
     let text = server.metrics.text(all.len(), active);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response()
-}
-
-/// Options as they are.
-pub fn unchanged() -> Set {
-    Box::new(Ok)
 }
 
 async fn say(server: &Server, body: &Map<String, Value>, what: What) -> Result<Said, Problem> {

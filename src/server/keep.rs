@@ -10,7 +10,6 @@ use axum::http::StatusCode;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::Config;
-use super::http::Server;
 use super::metrics::Metrics;
 use super::problem::Problem;
 use super::worker::{Ask, Door, Event, Facts, Source};
@@ -228,19 +227,11 @@ impl Keeper {
     }
 
     /// Unloads what has not been used for as long as it was to stay.
-    fn sweep(&self) {
+    pub fn sweep(&self) {
         let now = Instant::now();
         locked(&self.loaded).retain(|_, model| {
             let due = locked(&model.times).until.is_some_and(|until| until <= now);
             model.active.load(Ordering::Acquire) > 0 || !due
         });
-    }
-}
-
-/// Unloads models whose time has come, for as long as the server lives.
-pub async fn watch(server: Arc<Server>) {
-    loop {
-        tokio::time::sleep(Duration::from_millis(500)).await;
-        server.keeper.sweep();
     }
 }

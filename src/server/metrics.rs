@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::worker::Done;
+use crate::engine::Statistics;
 
 /// Counts since the server began.
 #[derive(Default)]
@@ -24,12 +24,12 @@ impl Metrics {
     }
 
     /// Notes an answer that ended.
-    pub fn answered(&self, done: &Done) {
+    pub fn answered(&self, statistics: &Statistics) {
         let add = |to: &AtomicU64, count: usize| to.fetch_add(count as u64, Ordering::Relaxed);
         add(&self.answers, 1);
-        add(&self.prompt_tokens, done.statistics.prompt_tokens);
-        add(&self.reused_tokens, done.statistics.reused_tokens);
-        add(&self.answer_tokens, done.statistics.answer_tokens);
+        add(&self.prompt_tokens, statistics.prompt_tokens);
+        add(&self.reused_tokens, statistics.reused_tokens);
+        add(&self.answer_tokens, statistics.answer_tokens);
     }
 
     /// Notes an answer whose client went away.

@@ -3,7 +3,7 @@
 //! One internal request and one stream of [`worker::Event`]s; each API is a translation of these in a
 //! file of its own (`openai`, `ollama`, `anthropic`) with a table of the fields that it honours and
 //! refuses. `worker` is the only file that touches the engine; `keep` loads and unloads models;
-//! `http` is the frame: who may come in, how large and how slow.
+//! `http` is the frame: who may come in, how large and how slow; `state` is what all requests share.
 
 mod answer;
 mod anthropic;
@@ -15,6 +15,7 @@ mod ollama;
 mod openai;
 mod problem;
 mod responses;
+mod state;
 mod worker;
 
 use std::net::SocketAddr;
@@ -108,8 +109,8 @@ async fn listen(config: Config, ready: impl FnOnce(SocketAddr)) -> Result<(), Fa
     let listener = TcpListener::bind(config.listen).await.map_err(unable)?;
     let address = listener.local_addr().map_err(unable)?;
     let mut end = std::pin::pin!(told_to_end());
-    let server = Arc::new(http::Server::new(config));
-    tokio::spawn(keep::watch(server.clone()));
+    let server = Arc::new(state::Server::new(config));
+    tokio::spawn(server.clone().watch());
     let routes = http::routes(server);
     let graceful = GracefulShutdown::new();
     ready(address);

@@ -12,9 +12,9 @@ use serde_json::{Map, Value, json};
 
 use super::answer::{Shape, respond, stream};
 use super::fields::{self, Table, given};
-use super::http::Server;
 use super::keep::KeepAlive;
 use super::problem::{Api, Problem};
+use super::state::Server;
 use super::worker::{Done, Event, Set, What};
 use crate::checkpoint::architecture;
 use crate::engine::Prompt;

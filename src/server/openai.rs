@@ -15,9 +15,9 @@ pub use completions::completions;
 
 use super::answer::{Shape, Whole, data, respond, stream, wholes};
 use super::fields::{self, Table, given};
-use super::http::{Server, now};
 use super::keep::KeepAlive;
 use super::problem::{Api, Problem};
+use super::state::{Server, now};
 use super::worker::{Done, Event, Scored, Set, What};
 use crate::chat::ToolCall;
 use crate::engine::{Prompt, Reason};

@@ -16,10 +16,10 @@ use serde_json::{Map, Value, json};
 
 use super::answer::{Shape, named, respond, stream};
 use super::fields::{self, Table, given};
-use super::http::{Server, now};
 use super::keep::KeepAlive;
 use super::openai;
 use super::problem::{Api, Problem};
+use super::state::{Server, now};
 use super::worker::{Done, Event, What};
 use crate::chat::ToolCall;
 use crate::engine::{Prompt, Reason};

@@ -373,7 +373,7 @@ const FAILED: &str = "answering failed inside lathe: this is a fault of it";
 fn close(end: Event, events: &UnboundedSender<Event>, source: &Source, heart: &Heart) {
     match &end {
         Event::Done(done) if done.reason == Reason::Cancelled => source.metrics.cancelled(),
-        Event::Done(done) => source.metrics.answered(done),
+        Event::Done(done) => source.metrics.answered(&done.statistics),
         _ => {}
     }
     let _ = events.send(end);

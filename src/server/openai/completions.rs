@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 use super::super::answer::{Shape, data, respond, stream, wholes};
 use super::super::fields::{self, Table, given};
-use super::super::http::{Server, now};
 use super::super::keep::KeepAlive;
 use super::super::problem::{Api, Problem};
+use super::super::state::{Server, now};
 use super::super::worker::{Event, Scored, What};
 use super::{Head, Usage, common, reason, setter};
 use crate::engine::Prompt;
