@@ -210,6 +210,45 @@ fn answers_do_not_depend_on_who_else_is_asking() {
     assert_eq!(served.get("/health").status, 200);
 }
 
+/// A model under another name, with words and parameters of its own; what was loaded under that name
+/// is gone.
+#[test]
+fn models_are_made_of_others_over_the_api() {
+    let served = Served::new(&[]);
+    let answer = |model: &str| {
+        let body = json!({"model": model, "messages": [{"role": "user", "content": "t1"}],
+            "stream": false, "options": {"temperature": 0}});
+        served.post("/api/chat", body).json()
+    };
+    let own = |count: u64, system: &str| {
+        json!({"model": "mine", "from": "m", "system": system,
+            "parameters": {"num_predict": count, "stop": ["t99", "t98"]},
+            "messages": [{"role": "user", "content": "t5"}, {"role": "assistant", "content": "t6"}]})
+    };
+    let made = served.post("/api/create", own(3, "t7 t8")).events();
+    assert_eq!(made.last().unwrap()["status"], "success", "{made:?}");
+    let first = answer("mine");
+    assert_eq!((&first["eval_count"], &first["prompt_eval_count"]), (&json!(3), &json!(5)));
+    assert_eq!(served.post("/api/create", own(4, "t7")).status, 200);
+    let second = answer("mine");
+    assert_eq!((&second["eval_count"], &second["prompt_eval_count"]), (&json!(4), &json!(4)));
+    for (field, value) in [
+        ("from", json!("/etc")),
+        ("from", json!("nobody")),
+        ("parameters.top_p", json!({"top_p": 7})),
+        ("parameters.nonsense", json!({"nonsense": 1})),
+        ("parser", json!("nobody")),
+        ("files", json!({"a": "sha256:0"})),
+        ("messages[0]", json!([{"role": "x"}])),
+    ] {
+        let mut body = json!({"model": "other", "from": "m"});
+        body[field.split(['.', '[']).next().unwrap()] = value;
+        let reply = served.post("/api/create", body);
+        assert!((400..500).contains(&reply.status), "{field}: {} {}", reply.status, reply.body);
+    }
+    assert_eq!(served.get("/api/tags").json()["models"].as_array().unwrap().len(), 2);
+}
+
 #[test]
 fn what_is_not_honoured_or_makes_no_sense_is_refused_by_name() {
     let served = Served::new(&["--max-body", "64KiB"]);

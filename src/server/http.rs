@@ -114,6 +114,7 @@ pub fn routes(server: Arc<Server>) -> Router {
         .route("/api/show", post(ollama::show))
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
+        .route("/api/create", post(ollama::create))
         .route("/api/copy", post(ollama::copy))
         .route("/api/delete", delete(ollama::delete))
         .fallback(any(|request: Request| async move {

@@ -1,5 +1,7 @@
 //! Ollama's API: `/api/*`, streams as one JSON object a line.
 
+mod create;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +11,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
+
+pub use create::create;
 
 use super::answer::{Shape, respond, stream};
 use super::fields::{self, Table, given};
