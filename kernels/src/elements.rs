@@ -10,7 +10,7 @@ mod sums;
 
 pub use functions::{exp, sigmoid, silu};
 pub use gates::{Gate, clamped_gate, soft_cap};
-pub use heads::{RowNorm, Strided, Turn, heads};
+pub use heads::{Angles, RowNorm, Strided, heads};
 pub use norms::{layer_norm, rms_norm};
 pub use sums::{add_all, add_bias, multiply_rows, scale, scale_rows};
 

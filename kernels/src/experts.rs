@@ -178,7 +178,7 @@ struct Entering<'a> {
 }
 
 /// Some rows of a stack's matrices.
-struct Part<'a> {
+struct Slice<'a> {
     of: Stack<'a>,
     rows: Range<usize>,
 }
@@ -188,26 +188,26 @@ impl Entering<'_> {
     fn inner(&self, experts: &Experts, gemm: Gemm) -> Vec<f32> {
         let (mut gate, up) = match experts.entry {
             Entry::Plain(up) => {
-                let [mut up] = self.products([Part { of: up, rows: 0..up.rows() }], gemm);
+                let [mut up] = self.products([Slice { of: up, rows: 0..up.rows() }], gemm);
                 experts.function.of(&mut up);
                 return up;
             }
             Entry::Split { gate, up } => {
                 let rows = gate.rows();
                 assert_eq!(up.rows(), rows, "gate and up");
-                let parts = [gate, up].map(|of| Part { of, rows: 0..rows });
+                let parts = [gate, up].map(|of| Slice { of, rows: 0..rows });
                 self.products(parts, gemm).into()
             }
             Entry::Fused { both, interleaved: false } => {
                 let rows = both.rows() / 2;
                 assert_eq!(both.rows(), 2 * rows, "gate and up");
-                let parts = [0..rows, rows..2 * rows].map(|rows| Part { of: both, rows });
+                let parts = [0..rows, rows..2 * rows].map(|rows| Slice { of: both, rows });
                 self.products(parts, gemm).into()
             }
             Entry::Fused { both, interleaved: true } => {
                 let rows = both.rows();
                 assert!(rows.is_multiple_of(2), "gate and up");
-                let [both] = self.products([Part { of: both, rows: 0..rows }], gemm);
+                let [both] = self.products([Slice { of: both, rows: 0..rows }], gemm);
                 both.chunks_exact(2).map(|pair| (pair[0], pair[1])).unzip()
             }
         };
@@ -219,7 +219,7 @@ impl Entering<'_> {
     }
 
     /// Of each pair in order, what each part makes of its token, with biases.
-    fn products<const N: usize>(&self, parts: [Part; N], gemm: Gemm) -> [Vec<f32>; N] {
+    fn products<const N: usize>(&self, parts: [Slice; N], gemm: Gemm) -> [Vec<f32>; N] {
         let Entering { x, width, top_k, sorted } = *self;
         let row = |pair: usize| &x[pair / top_k * width..][..width];
         // Tokens that share an expert, together; one alone is where it was.

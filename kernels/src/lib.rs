@@ -25,7 +25,7 @@ mod x86;
 
 pub use attention::{Heads, Sight, attend};
 pub use elements::{
-    Gate, RowNorm, Strided, Turn, add_all, add_bias, clamped_gate, heads, layer_norm,
+    Angles, Gate, RowNorm, Strided, add_all, add_bias, clamped_gate, heads, layer_norm,
     multiply_rows, rms_norm, scale, scale_rows, soft_cap,
 };
 pub use experts::{Chosen, Entry, Experts, Stack, mixture};

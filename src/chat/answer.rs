@@ -61,7 +61,7 @@ enum State {
 
 /// What a mark does.
 #[derive(Clone, Copy)]
-enum Turn {
+enum Change {
     To(State),
     Nothing,
 }
@@ -92,7 +92,7 @@ impl<'a> AnswerParser<'a> {
             let before = self.held[..at].to_owned();
             self.held.drain(..at + length);
             self.give(before, turn_leaves(turn), &mut pieces);
-            if let Turn::To(state) = turn {
+            if let Change::To(state) = turn {
                 self.state = state;
                 self.fresh = true;
             }
@@ -109,26 +109,26 @@ impl<'a> AnswerParser<'a> {
     }
 
     /// The marks that mean something in this state, with what they do.
-    fn marks(&self) -> Vec<(&'a str, Turn)> {
+    fn marks(&self) -> Vec<(&'a str, Change)> {
         let answers = self.answers;
         let thinking = answers.thinking.as_ref();
         match self.state {
-            State::Tool(i) => vec![(answers.tools[i].close.as_str(), Turn::To(State::Text))],
+            State::Tool(i) => vec![(answers.tools[i].close.as_str(), Change::To(State::Text))],
             State::Thinking => {
-                thinking.map(|m| (m.close.as_str(), Turn::To(State::Text))).into_iter().collect()
+                thinking.map(|m| (m.close.as_str(), Change::To(State::Text))).into_iter().collect()
             }
             State::Text => {
-                let opens = thinking.map(|m| (m.open.as_str(), Turn::To(State::Thinking)));
+                let opens = thinking.map(|m| (m.open.as_str(), Change::To(State::Thinking)));
                 let tools = answers.tools.iter().enumerate();
-                let calls = tools.map(|(i, m)| (m.open.as_str(), Turn::To(State::Tool(i))));
-                let dropped = answers.drop.iter().map(|mark| (mark.as_str(), Turn::Nothing));
+                let calls = tools.map(|(i, m)| (m.open.as_str(), Change::To(State::Tool(i))));
+                let dropped = answers.drop.iter().map(|mark| (mark.as_str(), Change::Nothing));
                 opens.into_iter().chain(calls).chain(dropped).collect()
             }
         }
     }
 
     /// The first mark in the held text, the longest of those that begin there.
-    fn next_mark(&self) -> Option<(usize, usize, Turn)> {
+    fn next_mark(&self) -> Option<(usize, usize, Change)> {
         self.marks()
             .into_iter()
             .filter_map(|(mark, turn)| self.held.find(mark).map(|at| (at, mark.len(), turn)))
@@ -188,6 +188,6 @@ impl<'a> AnswerParser<'a> {
     }
 }
 
-fn turn_leaves(turn: Turn) -> bool {
-    matches!(turn, Turn::To(_))
+fn turn_leaves(turn: Change) -> bool {
+    matches!(turn, Change::To(_))
 }

@@ -22,7 +22,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::companion;
-use crate::decoder::parts::Held;
+use crate::decoder::parts::TensorSpec;
 use crate::dtype::Dtype;
 use crate::fault::Warning;
 
@@ -170,7 +170,7 @@ pub struct Tensor {
 
 impl Tensor {
     /// What it is to whoever runs it: its shape, unpacked, and whether it is quantized.
-    pub fn held(&self) -> Held {
+    pub fn held(&self) -> TensorSpec {
         let mut shape = self.shape.clone();
         let kept =
             self.format.as_ref().filter(|_| self.ops.iter().all(|op| op.quantizes().is_none()));
@@ -178,7 +178,7 @@ impl Tensor {
         if let (Some(format), Some(last)) = (kept, shape.last_mut()) {
             *last = *last * self.dtype.bytes() * 8 / u64::from(format.bits);
         }
-        Held { shape, quantized: self.format.is_some() }
+        TensorSpec { shape, quantized: self.format.is_some() }
     }
 
     /// Bytes read for it.

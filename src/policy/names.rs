@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use regex::Captures;
 
 use super::compile::{CompiledStack, Policy};
-use crate::decoder::parts::Held;
+use crate::decoder::parts::TensorSpec;
 
 /// A tensor of a single expert, as a stack rule sees it.
 pub struct Expert<'n> {
@@ -88,10 +88,10 @@ impl Policy {
     /// Stored tensors by the names that the policy knows, those of single experts as one.
     pub fn table(
         &self,
-        stored: impl IntoIterator<Item = (String, Held)>,
-    ) -> BTreeMap<String, Held> {
-        let mut table = BTreeMap::<String, Held>::new();
-        let mut experts = BTreeMap::<String, (BTreeSet<u32>, Held)>::new();
+        stored: impl IntoIterator<Item = (String, TensorSpec)>,
+    ) -> BTreeMap<String, TensorSpec> {
+        let mut table = BTreeMap::<String, TensorSpec>::new();
+        let mut experts = BTreeMap::<String, (BTreeSet<u32>, TensorSpec)>::new();
         for (name, held) in stored {
             let known = self.known_as(&name).into_owned();
             let single = self.expert(&known);

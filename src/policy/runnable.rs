@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::compile::Policy;
 use crate::checkpoint::{architecture, vocabulary};
-use crate::decoder::parts::{self, Content, Held, Table};
+use crate::decoder::parts::{self, Content, Table, TensorSpec};
 use crate::fault::{Code, Fault};
 
 /// The capabilities that lathe has itself; others are for programs that see and hear.
@@ -24,7 +24,7 @@ impl Policy {
     pub fn in_the_way<'a>(
         &self,
         config: &Value,
-        tensors: impl IntoIterator<Item = (String, Held)>,
+        tensors: impl IntoIterator<Item = (String, TensorSpec)>,
         files: impl IntoIterator<Item = &'a str> + Clone,
         content: Option<&dyn Content>,
     ) -> Vec<Fault> {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::classify::{Classified, Weight, WeightKind};
-use crate::decoder::parts::{Held, Table, resolve};
+use crate::decoder::parts::{Table, TensorSpec, resolve};
 use crate::fault::{Code, Fault, Warning};
 use crate::policy::{Decider, Model, Policy, Role};
 use crate::read::{Inventory, Values};
@@ -35,7 +35,7 @@ pub(super) fn leave_out(
     });
     let held = imported.map(|weight| {
         let quantized = matches!(weight.kind, WeightKind::Keep { .. });
-        (weight.name.clone(), Held { shape: weight.shape.clone(), quantized })
+        (weight.name.clone(), TensorSpec { shape: weight.shape.clone(), quantized })
     });
     let table = Table::of_headers(policy.table(held));
     let Ok(parts) = resolve(described, &inventory.config, &table) else { return Ok(()) };

@@ -25,18 +25,18 @@ pub struct Name {
 }
 
 /// The parts of a name, with what each may be made of (Ollama's rules).
-struct Part {
+struct Field {
     what: &'static str,
     longest: usize,
     punctuation: &'static str,
 }
 
-const HOST: Part = Part { what: "host", longest: 350, punctuation: "-_.:" };
-const NAMESPACE: Part = Part { what: "namespace", longest: 80, punctuation: "-_" };
-const MODEL: Part = Part { what: "model", longest: 80, punctuation: "-_." };
-const TAG: Part = Part { what: "tag", longest: 80, punctuation: "-_." };
+const HOST: Field = Field { what: "host", longest: 350, punctuation: "-_.:" };
+const NAMESPACE: Field = Field { what: "namespace", longest: 80, punctuation: "-_" };
+const MODEL: Field = Field { what: "model", longest: 80, punctuation: "-_." };
+const TAG: Field = Field { what: "tag", longest: 80, punctuation: "-_." };
 
-impl Part {
+impl Field {
     fn check(&self, text: &str) -> Result<(), String> {
         let what = self.what;
         let Some(first) = text.chars().next() else {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{Layer, Manifest, Name, Store, media};
-use crate::decoder::parts::Held;
+use crate::decoder::parts::TensorSpec;
 use crate::fault::{Fault, Faults};
 use crate::plan::DRAFT_PREFIX;
 use crate::policy::library::Entry;
@@ -71,7 +71,7 @@ impl Store {
         let weights = self.weights(manifest)?;
         let own = weights.into_iter().filter(|weight| !weight.name.starts_with(DRAFT_PREFIX));
         let held = own.map(|weight| {
-            (weight.name, Held { shape: weight.shape, quantized: weight.format.is_some() })
+            (weight.name, TensorSpec { shape: weight.shape, quantized: weight.format.is_some() })
         });
         let layers = manifest.layers.iter();
         let files = layers.filter_map(|layer| layer.name.as_deref());

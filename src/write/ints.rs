@@ -185,13 +185,13 @@ impl Fields {
 
     /// The bytes that hold one output row, and the number that the row has in them, where a part
     /// of the array holds it.
-    fn of_row(&self, row: u64) -> Option<Part> {
+    fn of_row(&self, row: u64) -> Option<Place> {
         if self.packed.rows == Side::In {
             return None;
         }
         if self.packed.along == Side::In {
             let size = self.words() * self.word() / 8;
-            return Some(Part { at: row * size, size, outputs: 1, row: 0 });
+            return Some(Place { at: row * size, size, outputs: 1, row: 0 });
         }
         let of_word = match self.field.len() as u64 {
             0 if !self.word().is_multiple_of(u64::from(self.bits)) => return None,
@@ -199,12 +199,12 @@ impl Fields {
             fields => fields,
         };
         let size = self.inputs * self.word() / 8;
-        Some(Part { at: row / of_word * size, size, outputs: of_word, row: row % of_word })
+        Some(Place { at: row / of_word * size, size, outputs: of_word, row: row % of_word })
     }
 }
 
 /// The part of an array that holds an output row.
-struct Part {
+struct Place {
     /// Its first byte and size.
     at: u64,
     size: u64,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use lathe::decoder::parts::{Held, Table, resolve};
+use lathe::decoder::parts::{Table, TensorSpec, resolve};
 use lathe::fault::{Fault, Faults};
 use lathe::model::{Compute, Folder, TensorSource, Weight, load};
 use lathe::policy::{Library, Policy, Role};
@@ -68,10 +68,10 @@ impl Tiny {
     /// What headers and config alone tell.
     fn resolved(&self) -> Result<(), Faults> {
         let held = |name: String| {
-            let held: Held = self.held(&name).unwrap().unwrap();
+            let held: TensorSpec = self.held(&name).unwrap().unwrap();
             (name, held)
         };
-        let tensors: BTreeMap<String, Held> = self.names().into_iter().map(held).collect();
+        let tensors: BTreeMap<String, TensorSpec> = self.names().into_iter().map(held).collect();
         let described = self.policy.described().unwrap();
         resolve(described, &self.config, &Table::of_headers(tensors)).map(drop)
     }

@@ -103,7 +103,7 @@ pub fn attend(
         // The longest blocks first.
         let (from, kv_head) = ((parts - 1 - index / blocks.heads) * block, index % blocks.heads);
         let to = (from + block).min(queries.rows);
-        let part = Part { queries, blocks: &blocks, sight, kv_head, from, to };
+        let part = Task { queries, blocks: &blocks, sight, kv_head, from, to };
         part.work(&out, gemm);
     });
 }
@@ -168,7 +168,7 @@ impl<'a> Stretch<'a> {
 }
 
 /// The queries of a block of positions that share a head of keys.
-struct Part<'a> {
+struct Task<'a> {
     queries: Heads<'a>,
     blocks: &'a Blocks<'a>,
     sight: &'a Sight<'a>,
@@ -177,9 +177,9 @@ struct Part<'a> {
     to: usize,
 }
 
-impl Part<'_> {
+impl Task<'_> {
     fn work(&self, out: &Columns, gemm: Gemm) {
-        let Part { queries, blocks, sight, kv_head, from, to } = *self;
+        let Task { queries, blocks, sight, kv_head, from, to } = *self;
         let group = queries.heads / blocks.heads;
         let positions = to - from;
         let rows = group * positions;

@@ -26,7 +26,7 @@ pub struct RowNorm<'a> {
 /// A rotation of each row's first elements in pairs, by the angles of its position (Su et al.
 /// 2021): pair i of row j by the one whose cosine and sine stand at `[j, i]`.
 #[derive(Clone, Copy, Debug)]
-pub struct Turn<'a> {
+pub struct Angles<'a> {
     /// `[rows, pairs]`.
     pub cos: &'a [f32],
     /// `[rows, pairs]`.
@@ -39,7 +39,7 @@ pub struct Turn<'a> {
 ///
 /// # Panics
 /// When lengths do not fit each other.
-pub fn heads(x: &Strided, norm: Option<RowNorm>, turn: Option<Turn>, out: &mut [f32]) {
+pub fn heads(x: &Strided, norm: Option<RowNorm>, turn: Option<Angles>, out: &mut [f32]) {
     let Strided { data, shape: [heads, rows, width], strides } = *x;
     assert_eq!(out.len(), heads * rows * width, "out");
     if out.is_empty() {
@@ -73,7 +73,7 @@ pub fn heads(x: &Strided, norm: Option<RowNorm>, turn: Option<Turn>, out: &mut [
                 None => out.iter_mut().for_each(|x| *x *= scale),
             }
         }
-        if let Some(Turn { cos, sin, interleaved }) = turn {
+        if let Some(Angles { cos, sin, interleaved }) = turn {
             let turns = row * pairs..(row + 1) * pairs;
             turn_row(out, &cos[turns.clone()], &sin[turns], interleaved);
         }
@@ -114,7 +114,7 @@ mod tests {
                 let shape = [many, rows, width];
                 let given = Strided { data: &x, shape, strides };
                 let mut out = vec![f32::NAN; x.len()];
-                let turn = Turn { cos: &cos, sin: &sin, interleaved };
+                let turn = Angles { cos: &cos, sin: &sin, interleaved };
                 heads(&given, None, Some(turn), &mut out);
                 for head in 0..many {
                     for row in 0..rows {

@@ -237,7 +237,7 @@ fn gates_norms_and_rotations_meet_none() {
         check("rotations", || {
             let norm = RowNorm { weight: Some(&weight), eps: 1e-6 };
             let x = Strided { data: &x, shape: [1, rows, width], strides: [0, width, 1] };
-            let turn = Turn { cos: &cos, sin: &sin, interleaved };
+            let turn = Angles { cos: &cos, sin: &sin, interleaved };
             let mut out = vec![f32::NAN; rows * width];
             heads(&x, Some(norm), Some(turn), &mut out);
             out

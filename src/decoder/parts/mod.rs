@@ -21,7 +21,7 @@ use crate::fault::Faults;
 
 pub use function::Function;
 use resolver::Resolver;
-pub use table::{Content, Held, Table};
+pub use table::{Content, Table, TensorSpec};
 
 /// A description, and the text that it stands in.
 #[derive(Clone, Copy)]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 /// A tensor, as far as headers tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct TensorSpec {
     /// The shape of its elements, unpacked.
     pub shape: Vec<u64>,
     /// Whether it is quantized.
@@ -22,18 +22,21 @@ pub trait Content {
 /// The tensors of a model, by the names that its policy knows.
 #[derive(Default)]
 pub struct Table<'a> {
-    tensors: BTreeMap<String, Held>,
+    tensors: BTreeMap<String, TensorSpec>,
     content: Option<&'a dyn Content>,
 }
 
 impl<'a> Table<'a> {
     /// Of headers alone: where it takes elements to tell, the model is given the benefit of doubt.
-    pub fn of_headers(tensors: BTreeMap<String, Held>) -> Table<'a> {
+    pub fn of_headers(tensors: BTreeMap<String, TensorSpec>) -> Table<'a> {
         Table { tensors, content: None }
     }
 
     /// Of tensors that can be read.
-    pub fn with_content(tensors: BTreeMap<String, Held>, content: &'a dyn Content) -> Table<'a> {
+    pub fn with_content(
+        tensors: BTreeMap<String, TensorSpec>,
+        content: &'a dyn Content,
+    ) -> Table<'a> {
         Table { tensors, content: Some(content) }
     }
 
@@ -53,7 +56,7 @@ impl<'a> Table<'a> {
     }
 
     /// A tensor by name.
-    pub fn get(&self, name: &str) -> Option<&Held> {
+    pub fn get(&self, name: &str) -> Option<&TensorSpec> {
         self.tensors.get(name)
     }
 

@@ -4,7 +4,7 @@
 //!
 //! Projections work on all rows of a pass; scores are a span's own, as its cache is.
 
-use lathe_kernels::{Gate, Heads, RowNorm, Sight, Strided, Turn, attend};
+use lathe_kernels::{Angles, Gate, Heads, RowNorm, Sight, Strided, attend};
 
 use super::Layer;
 use super::cache::{Keys, Sizes, Step};
@@ -263,7 +263,7 @@ pub struct Split<'a> {
     /// Over each head.
     pub norm: Option<&'a Norm>,
     /// By each row's angles.
-    pub turn: Option<Turn<'a>>,
+    pub turn: Option<Angles<'a>>,
 }
 
 impl Split<'_> {

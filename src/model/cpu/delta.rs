@@ -7,7 +7,7 @@
 use lathe_kernels::{Band, Gate};
 
 use super::Layer;
-use super::cache::{Held, State};
+use super::cache::{Carry, State};
 use super::conv::Conv;
 use super::loader::Loader;
 use super::matrix::{BLAS, Floats, Linear};
@@ -93,7 +93,7 @@ impl GatedDelta {
         for span in walk.spans.clone() {
             let inputs = &rows[span.rows.start * width..span.rows.end * width];
             let size = self.value_heads * self.key_dim * self.value_dim;
-            let empty = || Held { conv: self.conv.empty(), state: vec![0.0; size] };
+            let empty = || Carry { conv: self.conv.empty(), state: vec![0.0; size] };
             let state = walk.state(span.index, self.slot);
             out.extend(state.run(inputs, width, empty, |held, rows| self.step(held, rows)));
         }
@@ -106,7 +106,7 @@ impl GatedDelta {
 
     /// The recurrence over rows of inputs, which changes the state: `[tokens, value_heads ×
     /// value_dim]`.
-    fn step(&self, held: &mut Held, inputs: &[f32]) -> Vec<f32> {
+    fn step(&self, held: &mut Carry, inputs: &[f32]) -> Vec<f32> {
         let (channels, heads) = (self.conv.channels, self.value_heads);
         let width = channels + 2 * heads;
         let rows = || inputs.chunks_exact(width);

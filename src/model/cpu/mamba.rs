@@ -6,7 +6,7 @@
 use lathe_kernels::{Band, Gate};
 
 use super::Layer;
-use super::cache::{Held, State};
+use super::cache::{Carry, State};
 use super::conv::Conv;
 use super::loader::Loader;
 use super::matrix::{BLAS, Floats, Linear};
@@ -79,7 +79,7 @@ impl Mamba2 {
         for span in walk.spans.clone() {
             let inputs = &inputs[span.rows.start * width..span.rows.end * width];
             let size = self.heads * self.dim * self.state;
-            let empty = || Held { conv: self.conv.empty(), state: vec![0.0; size] };
+            let empty = || Carry { conv: self.conv.empty(), state: vec![0.0; size] };
             let state = walk.state(span.index, self.slot);
             out.extend(state.run(inputs, width, empty, |held, rows| self.step(held, rows)));
         }
@@ -93,7 +93,7 @@ impl Mamba2 {
     }
 
     /// The recurrence over rows of inputs, which changes the state: `[tokens, heads × dim]`.
-    fn step(&self, held: &mut Held, inputs: &[f32]) -> Vec<f32> {
+    fn step(&self, held: &mut Carry, inputs: &[f32]) -> Vec<f32> {
         let (inner, channels) = (self.heads * self.dim, self.conv.channels);
         let width = channels + self.heads;
         let rows = || inputs.chunks_exact(width);

@@ -6,7 +6,7 @@
 use lathe_kernels::Band;
 
 use super::Layer;
-use super::cache::{Held, State};
+use super::cache::{Carry, State};
 use super::conv::Conv;
 use super::loader::Loader;
 use super::matrix::Linear;
@@ -44,8 +44,8 @@ impl ShortConv {
             let inputs = &gated[span.rows.start * width..span.rows.end * width];
             let state = walk.state(span.index, self.slot);
             // The convolution's last inputs are the whole state.
-            let empty = || Held { conv: self.conv.empty(), state: Vec::new() };
-            let step = |held: &mut Held, inputs: &[f32]| {
+            let empty = || Carry { conv: self.conv.empty(), state: Vec::new() };
+            let step = |held: &mut Carry, inputs: &[f32]| {
                 self.conv.forward(Band::whole(inputs, width), &mut held.conv)
             };
             out.extend(state.run(inputs, width, empty, step));

@@ -32,9 +32,9 @@ pub struct Angles {
 
 impl Angles {
     /// The same for the kernels.
-    pub fn turn(&self) -> lathe_kernels::Turn<'_> {
+    pub fn turn(&self) -> lathe_kernels::Angles<'_> {
         let Angles { cos, sin, interleaved } = self;
-        lathe_kernels::Turn { cos, sin, interleaved: *interleaved }
+        lathe_kernels::Angles { cos, sin, interleaved: *interleaved }
     }
 }
 

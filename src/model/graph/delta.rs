@@ -8,7 +8,7 @@ use mlx_rs::ops::{concatenate, sigmoid};
 use mlx_rs::{Array, Dtype, fast};
 
 use super::Layer;
-use super::cache::{Held, State};
+use super::cache::{Carry, State};
 use super::conv::Conv;
 use super::loader::Loader;
 use super::matrix::Linear;
@@ -152,7 +152,7 @@ impl GatedDelta {
 
     /// A span's tokens through convolution and recurrence: the state after them, and `[tokens,
     /// value_heads, value_dim]` in f32.
-    fn mix(&self, before: Option<Held>, inputs: &[Array]) -> Result<(Held, Array)> {
+    fn mix(&self, before: Option<Carry>, inputs: &[Array]) -> Result<(Carry, Array)> {
         let (before, state) = before.map_or((None, None), |held| (Some(held.conv), held.state));
         let (qkv, conv) = self.conv.forward(&inputs[0], before)?;
         let qkv = qkv.as_dtype(Dtype::Float32)?;
@@ -174,6 +174,6 @@ impl GatedDelta {
             write: Some(inputs[2].clone()),
         };
         let (out, state) = self.recurrence.run(&inputs, state)?;
-        Ok((Held { conv, state: Some(state) }, out))
+        Ok((Carry { conv, state: Some(state) }, out))
     }
 }

@@ -7,7 +7,7 @@ use mlx_rs::ops::maximum;
 use mlx_rs::{Array, Dtype};
 
 use super::Layer;
-use super::cache::{Held, State};
+use super::cache::{Carry, State};
 use super::conv::Conv;
 use super::loader::Loader;
 use super::matrix::Linear;
@@ -99,7 +99,7 @@ impl Mamba2 {
 
     /// A span's tokens through convolution and recurrence: the state after them, and `[tokens, heads,
     /// head_dim]` in f32.
-    fn mix(&self, before: Option<Held>, convolved: &Array, dt: &Array) -> Result<(Held, Array)> {
+    fn mix(&self, before: Option<Carry>, convolved: &Array, dt: &Array) -> Result<(Carry, Array)> {
         let (before, state) = before.map_or((None, None), |held| (Some(held.conv), held.state));
         let (convolved, conv) = self.conv.forward(convolved, before)?;
         let convolved = convolved.as_dtype(Dtype::Float32)?;
@@ -119,6 +119,6 @@ impl Mamba2 {
         };
         let (out, state) = self.recurrence.run(&inputs, state)?;
         let out = out.add(x.multiply(&self.d)?)?;
-        Ok((Held { conv, state: Some(state) }, out))
+        Ok((Carry { conv, state: Some(state) }, out))
     }
 }

@@ -21,13 +21,13 @@ impl Loader<'_> {
 /// A matrix `[out, in]`, or stacked ones `[experts, out, in]`.
 #[derive(Clone, Debug)]
 pub struct Matrix {
-    held: Held,
+    held: Form,
     transposed: bool,
     dtype: Dtype,
 }
 
 #[derive(Clone, Debug)]
-enum Held {
+enum Form {
     /// In the dtype of activations; transposed ones are `[…, in, out]`.
     Plain(Array),
     /// Quantized along the last axis.
@@ -42,7 +42,7 @@ impl Matrix {
             Weight::Float(tensor) => {
                 let array = tensor.array()?.as_dtype(dtype)?;
                 array.eval()?;
-                Held::Plain(array)
+                Form::Plain(array)
             }
             Weight::Quantized(quantized) => {
                 let mut packed = quantized.arrays()?;
@@ -56,7 +56,7 @@ impl Matrix {
                 }
                 let parts = [&packed.biases, &packed.global_scale].into_iter().flatten();
                 mlx_rs::transforms::eval(parts.chain([&packed.weight, &packed.scales]))?;
-                Held::Quantized(Box::new(packed))
+                Form::Quantized(Box::new(packed))
             }
         };
         Ok(Matrix { held, transposed, dtype })
@@ -65,8 +65,8 @@ impl Matrix {
     /// Its rows: the outputs of one that is not stacked and not transposed.
     pub fn rows(&self) -> usize {
         let shape = match &self.held {
-            Held::Plain(array) => array.shape(),
-            Held::Quantized(packed) => packed.weight.shape(),
+            Form::Plain(array) => array.shape(),
+            Form::Quantized(packed) => packed.weight.shape(),
         };
         shape.first().map_or(0, |&rows| rows as usize)
     }
@@ -74,9 +74,9 @@ impl Matrix {
     /// `x · Wᵀ`: `[…, in]` to `[…, out]`.
     pub fn apply(&self, x: &Array) -> Result<Array> {
         match &self.held {
-            Held::Plain(array) if self.transposed => x.matmul(array),
-            Held::Plain(array) => x.matmul(array.t()),
-            Held::Quantized(packed) => Ok(packed.matmul(x, !self.transposed)?),
+            Form::Plain(array) if self.transposed => x.matmul(array),
+            Form::Plain(array) => x.matmul(array.t()),
+            Form::Quantized(packed) => Ok(packed.matmul(x, !self.transposed)?),
         }
     }
 
@@ -85,9 +85,9 @@ impl Matrix {
     /// `[n, 1, out]`.
     pub fn apply_experts(&self, x: &Array, experts: &Array, sorted: bool) -> Result<Array> {
         match &self.held {
-            Held::Plain(array) if self.transposed => gather_mm(x, array, None, experts, sorted),
-            Held::Plain(array) => gather_mm(x, array.swap_axes(-1, -2)?, None, experts, sorted),
-            Held::Quantized(packed) => {
+            Form::Plain(array) if self.transposed => gather_mm(x, array, None, experts, sorted),
+            Form::Plain(array) => gather_mm(x, array.swap_axes(-1, -2)?, None, experts, sorted),
+            Form::Quantized(packed) => {
                 Ok(packed.gather_matmul(x, None, Some(experts), !self.transposed, sorted)?)
             }
         }
@@ -96,16 +96,16 @@ impl Matrix {
     /// The rows of the given indices, expanded.
     pub fn rows_of(&self, which: &Array) -> Result<Array> {
         match &self.held {
-            Held::Plain(array) => array.take_axis(which, 0),
-            Held::Quantized(packed) => Ok(packed.rows(which)?.dequantize(stored(self.dtype))?),
+            Form::Plain(array) => array.take_axis(which, 0),
+            Form::Quantized(packed) => Ok(packed.rows(which)?.dequantize(stored(self.dtype))?),
         }
     }
 
     /// The plain matrix in the layout that it is stored in.
     pub fn plain(&self) -> Result<Array> {
         match &self.held {
-            Held::Plain(array) => Ok(array.clone()),
-            Held::Quantized(packed) => Ok(packed.dequantize(stored(self.dtype))?),
+            Form::Plain(array) => Ok(array.clone()),
+            Form::Quantized(packed) => Ok(packed.dequantize(stored(self.dtype))?),
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::model::pass::Stretch;
 
 /// How spans that follow each other are turned, whose sequences turn alike.
 #[derive(Clone, Debug)]
-pub struct Turns {
+pub struct Angles {
     /// Their rows among all.
     rows: Range<usize>,
     /// The position of each row, i32 `[rows]`.
@@ -27,9 +27,9 @@ pub struct Turns {
     interleaved: bool,
 }
 
-impl Turns {
+impl Angles {
     /// How a pass's spans are turned.
-    pub fn new(rope: &Rope, spans: &[Stretch]) -> Vec<Turns> {
+    pub fn new(rope: &Rope, spans: &[Stretch]) -> Vec<Angles> {
         let whole = |span: &Stretch| span.place.whole;
         let alike = spans.chunk_by(|a, b| rope.rotation.is_same_of(whole(a), whole(b)));
         let turns = alike.map(|spans| {
@@ -39,7 +39,7 @@ impl Turns {
             let positions = places.flat_map(|place| place.position..place.position + place.tokens);
             let positions: Vec<i32> = positions.map(|position| position as i32).collect();
             let from = spans.first().map_or(0, |span| span.rows.start);
-            Turns {
+            Angles {
                 rows: from..from + positions.len(),
                 positions: Array::from_slice(&positions, &[positions.len() as i32]),
                 periods: Array::from_slice(&periods, &[periods.len() as i32]),
@@ -52,7 +52,7 @@ impl Turns {
     }
 
     /// Turns the heads of all rows, `[tokens, heads, 1, dim]`.
-    pub fn apply(turns: &[Turns], x: &Array) -> Result<Array> {
+    pub fn apply(turns: &[Angles], x: &Array) -> Result<Array> {
         let turned = turns.iter().map(|turns| turns.rotate(&part(x, 0, &turns.rows)?));
         join(turned.collect::<Result<_>>()?, 0)
     }
@@ -66,7 +66,7 @@ impl Turns {
             }
             None => x.clone(),
         };
-        let Turns { positions, periods, dims, interleaved, .. } = self;
+        let Angles { positions, periods, dims, interleaved, .. } = self;
         fast::rope_dynamic(scaled, *dims, *interleaved, None, 1.0, positions, periods)
     }
 }

@@ -6,7 +6,7 @@
 use mlx_rs::Array;
 
 use super::Layer;
-use super::cache::{Held, State};
+use super::cache::{Carry, State};
 use super::conv::Conv;
 use super::loader::Loader;
 use super::matrix::Linear;
@@ -46,7 +46,7 @@ impl ShortConv {
             outs.push(state.run(vec![gated], |before, inputs| {
                 let before = before.map(|held| held.conv);
                 let (out, conv) = self.conv.forward(&inputs[0], before)?;
-                Ok((Held { conv, state: None }, out))
+                Ok((Carry { conv, state: None }, out))
             })?);
         }
         self.out.forward(&join(outs, 0)?.multiply(after_gate)?)

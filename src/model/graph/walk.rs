@@ -10,7 +10,7 @@ use mlx_rs::ops::arange;
 use super::Layer;
 use super::cache::{Keys, State};
 use super::ops::{Result, part};
-use super::rope::Turns;
+use super::rope::Angles;
 use crate::cache::Cache;
 use crate::decoder::parts;
 use crate::model::pass::{Pass, Stretch};
@@ -24,7 +24,7 @@ pub struct Walk<'w, 'c> {
     /// Per-layer embeddings, `[tokens, layers, width]`.
     pub per_layer: Option<Array>,
     ropes: &'w [parts::Rope],
-    turns: HashMap<usize, Rc<[Turns]>>,
+    turns: HashMap<usize, Rc<[Angles]>>,
     masks: HashMap<Sight, Array>,
 }
 
@@ -92,12 +92,12 @@ impl<'w, 'c> Walk<'w, 'c> {
         let turns = match self.turns.get(&rope) {
             Some(turns) => turns.clone(),
             None => {
-                let turns: Rc<[Turns]> = Turns::new(&self.ropes[rope], &self.spans).into();
+                let turns: Rc<[Angles]> = Angles::new(&self.ropes[rope], &self.spans).into();
                 self.turns.insert(rope, turns.clone());
                 turns
             }
         };
-        Turns::apply(&turns, x)
+        Angles::apply(&turns, x)
     }
 
     /// True where a token sees a key, `[tokens, keys]`.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use bytes::{Bytes, BytesMut};
 
 use super::{QuantizedTensor, Tensor, TensorSource, Weight};
-use crate::decoder::parts::Held;
+use crate::decoder::parts::TensorSpec;
 use crate::fault::{Code, Fault, Faults};
 use crate::policy::Policy;
 
@@ -87,7 +87,7 @@ impl<S: TensorSource> TensorSource for Known<S> {
     }
 
     /// Of single experts the first tells; that all are alike is seen when they are stacked.
-    fn held(&self, name: &str) -> Result<Option<Held>, Fault> {
+    fn held(&self, name: &str) -> Result<Option<TensorSpec>, Fault> {
         match self.tensors.get(name) {
             None => Ok(None),
             Some(Stored::Whole(stored)) => self.source.held(stored),

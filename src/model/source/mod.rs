@@ -15,7 +15,7 @@ use bytes::Bytes;
 use mlx_rs::Array;
 use mlx_rs::error::Exception;
 
-use crate::decoder::parts::Held;
+use crate::decoder::parts::TensorSpec;
 use crate::dtype::Dtype;
 use crate::fault::Fault;
 use crate::mlx::{self, Packing};
@@ -119,14 +119,14 @@ pub trait TensorSource {
     ///
     /// # Errors
     /// As [`TensorSource::tensor`].
-    fn held(&self, name: &str) -> Result<Option<Held>, Fault> {
+    fn held(&self, name: &str) -> Result<Option<TensorSpec>, Fault> {
         Ok(self.tensor(name)?.map(|weight| weight.held()))
     }
 }
 
 impl Weight {
     /// Its logical shape, and whether it is quantized.
-    pub fn held(&self) -> Held {
+    pub fn held(&self) -> TensorSpec {
         let (tensor, columns) = match self {
             Weight::Float(tensor) => (tensor, None),
             Weight::Quantized(quantized) => (&quantized.weight, Some(quantized.columns())),
@@ -136,6 +136,6 @@ impl Weight {
         if let (Some(last), Some(columns)) = (shape.last_mut(), columns) {
             *last = columns.unsigned_abs().into();
         }
-        Held { shape, quantized: columns.is_some() }
+        TensorSpec { shape, quantized: columns.is_some() }
     }
 }

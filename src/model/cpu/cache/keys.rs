@@ -34,7 +34,7 @@ pub struct Keys {
     sizes: Sizes,
     /// A token sees so many tokens, itself included.
     window: Option<usize>,
-    sealed: Vec<Part>,
+    sealed: Vec<Sealed>,
     tail: Segment,
     /// Position of the first token that is held.
     start: usize,
@@ -44,7 +44,7 @@ pub struct Keys {
 
 /// The first `rows` tokens of a sealed segment.
 #[derive(Clone, Debug)]
-struct Part {
+struct Sealed {
     segment: Arc<Segment>,
     rows: usize,
 }
@@ -132,7 +132,7 @@ impl Keys {
         let segment = std::mem::take(&mut self.tail);
         if segment.rows > 0 {
             let rows = segment.rows;
-            self.sealed.push(Part { segment: Arc::new(segment), rows });
+            self.sealed.push(Sealed { segment: Arc::new(segment), rows });
         }
     }
 
@@ -168,14 +168,14 @@ impl Keys {
         self.tail.rows -= of_tail;
         beyond -= of_tail;
         while beyond > 0 {
-            let Some(Part { segment, rows }) = self.sealed.pop() else { break };
+            let Some(Sealed { segment, rows }) = self.sealed.pop() else { break };
             let left = rows - beyond.min(rows);
             beyond -= rows - left;
             if left > 0 {
                 match Arc::try_unwrap(segment) {
                     // Nobody else has it: it is written on.
                     Ok(segment) => self.tail = Segment { rows: left, ..segment },
-                    Err(segment) => self.sealed.push(Part { segment, rows: left }),
+                    Err(segment) => self.sealed.push(Sealed { segment, rows: left }),
                 }
             }
         }
@@ -192,7 +192,7 @@ impl Keys {
     pub fn latest(&mut self) -> Keys {
         let mut latest = self.share();
         let lowest = self.lowest(self.end);
-        let unseen = |part: &Part, start: usize| start + part.rows <= lowest;
+        let unseen = |part: &Sealed, start: usize| start + part.rows <= lowest;
         while latest.sealed.first().is_some_and(|part| unseen(part, latest.start)) {
             latest.start += latest.sealed.remove(0).rows;
         }

@@ -8,7 +8,7 @@ mod state;
 mod tests;
 
 pub use keys::{Keys, Sizes, Step};
-pub use state::{Held, State};
+pub use state::{Carry, State};
 
 use crate::cache;
 

@@ -12,7 +12,7 @@ const KEPT: usize = 64;
 
 /// A state at one offset.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Held {
+pub struct Carry {
     /// The last inputs of the convolution, `[kernel - 1, channels]`.
     pub conv: Vec<f32>,
     /// The state proper.
@@ -23,12 +23,12 @@ pub struct Held {
 #[derive(Clone, Debug, Default)]
 pub struct State {
     /// The state at `at`; `None` is that before the first token.
-    base: Option<Arc<Held>>,
+    base: Option<Arc<Carry>>,
     at: usize,
     /// What has entered since, a row for each token.
     since: Vec<f32>,
     /// The state at `end`; `None` when it must be made of the base and what entered since.
-    live: Option<Held>,
+    live: Option<Carry>,
     end: usize,
     /// Whether what has entered since the base is not kept: it was too much at once.
     leaps: bool,
@@ -41,8 +41,8 @@ impl State {
         &mut self,
         inputs: &[f32],
         width: usize,
-        empty: impl Fn() -> Held,
-        mut step: impl FnMut(&mut Held, &[f32]) -> R,
+        empty: impl Fn() -> Carry,
+        mut step: impl FnMut(&mut Carry, &[f32]) -> R,
     ) -> R {
         let tokens = inputs.len() / width;
         let mut live = match self.live.take() {
@@ -70,7 +70,7 @@ impl State {
     }
 
     /// Makes the state at the end the base.
-    fn rebase(&mut self, live: &Held) {
+    fn rebase(&mut self, live: &Carry) {
         self.base = Some(Arc::new(live.clone()));
         (self.at, self.leaps) = (self.end, false);
         self.since.clear();

@@ -6,7 +6,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use super::keys::SEGMENT;
-use super::{Held, Keys, Layer, Sizes, State, Step};
+use super::{Carry, Keys, Layer, Sizes, State, Step};
 use crate::cache::{Cache, Mark};
 
 /// Of the layers under test: all tokens, windows of these, a state.
@@ -38,7 +38,7 @@ fn key(position: usize, token: u32, head: usize) -> [f32; 3] {
 }
 
 /// A recurrence that forgets nothing, exact in f32.
-fn recur(held: &mut Held, inputs: &[f32]) {
+fn recur(held: &mut Carry, inputs: &[f32]) {
     for &token in inputs {
         held.state[0] = (held.state[0] * 31.0 + token) % 8191.0;
         held.conv.rotate_left(1);
@@ -46,8 +46,8 @@ fn recur(held: &mut Held, inputs: &[f32]) {
     }
 }
 
-fn empty() -> Held {
-    Held { conv: vec![0.0; 3], state: vec![1.0] }
+fn empty() -> Carry {
+    Carry { conv: vec![0.0; 3], state: vec![1.0] }
 }
 
 impl Sequence {

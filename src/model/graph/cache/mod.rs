@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use mlx_rs::Array;
 
 pub use keys::{Keys, Seen};
-pub use state::{Held, State};
+pub use state::{Carry, State};
 
 use crate::cache;
 

@@ -15,7 +15,7 @@ const KEPT: usize = 64;
 
 /// A state at one offset.
 #[derive(Clone, Debug)]
-pub struct Held {
+pub struct Carry {
     /// The last inputs of the convolution, `[kernel - 1, channels]`.
     pub conv: Array,
     /// The state proper, f32; a convolution alone has none.
@@ -54,12 +54,12 @@ struct Entered {
 }
 
 impl Numbered {
-    fn new(held: Held) -> Numbered {
+    fn new(held: Carry) -> Numbered {
         Numbered { conv: Kept::new(held.conv), state: held.state.map(Kept::new) }
     }
 
-    fn held(&self) -> Held {
-        Held {
+    fn held(&self) -> Carry {
+        Carry {
             conv: self.conv.array.clone(),
             state: self.state.as_ref().map(|kept| kept.array.clone()),
         }
@@ -80,7 +80,7 @@ impl State {
     pub fn run<R>(
         &mut self,
         inputs: Vec<Array>,
-        mut step: impl FnMut(Option<Held>, &[Array]) -> Result<(Held, R), Exception>,
+        mut step: impl FnMut(Option<Carry>, &[Array]) -> Result<(Carry, R), Exception>,
     ) -> Result<R, Exception> {
         let tokens = inputs.first().map_or(0, |input| input.dim(0) as usize);
         let live = match &self.live {

@@ -6,7 +6,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use super::keys::STEP;
-use super::{Held, Keys, Layer, State};
+use super::{Carry, Keys, Layer, State};
 use crate::cache::{Cache, Mark};
 use crate::model::graph::ops::Result;
 
@@ -64,12 +64,12 @@ fn recur([state, last]: [f32; 2], inputs: &[f32]) -> [f32; 2] {
 const EMPTY: [f32; 2] = [1.0, 0.0];
 
 /// The same on arrays.
-fn step(before: Option<Held>, inputs: &[Array]) -> Result<(Held, ())> {
+fn step(before: Option<Carry>, inputs: &[Array]) -> Result<(Carry, ())> {
     let before =
         before.map_or(EMPTY, |held| [floats(&held.state.unwrap())[0], floats(&held.conv)[0]]);
     let [state, last] = recur(before, &floats(&inputs[0]));
     let state = Some(Array::from_f32(state));
-    Ok((Held { conv: Array::from_f32(last), state }, ()))
+    Ok((Carry { conv: Array::from_f32(last), state }, ()))
 }
 
 impl Sequence {
