@@ -12,6 +12,7 @@ mod architectures;
 #[cfg(feature = "mlx")]
 mod converted;
 mod messages;
+mod numbers;
 #[cfg(feature = "mlx")]
 mod policies;
 #[cfg(feature = "mlx")]
